@@ -6,7 +6,7 @@ SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/p
 PACKAGES = target/packages
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers
+.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers size
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ lint: lint-scripts lint-code lint-deploy lint-docs lint-features lint-licences l
 
 servers:
 	@tests/support/install-servers.sh
+
+size: ## Count the lines of code, comments and tests, by folder (ARGS=v0.1.0: of that revision)
+	@tests/support/size.sh $(ARGS)
 
 lint-scripts:
 	@for script in $(SCRIPTS); do sh -n "$$script" || exit 1; done

@@ -2,23 +2,21 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-
-use tokio::time::Instant;
-
-use crate::failpoint;
+use std::time::SystemTime;
 
 #[cfg(any(feature = "amqp", feature = "http", feature = "redis"))]
 mod fresh;
+mod reloaded;
 
 #[cfg(any(feature = "amqp", feature = "http", feature = "redis"))]
 pub(crate) use fresh::FreshSecret;
+pub use reloaded::{Log, Read, Reloaded, Source};
 
 /// What the system says of a file, links followed: another stamp means that its contents may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+struct Stamp {
     length: u64,
     modified: Option<SystemTime>,
     #[cfg(unix)]
@@ -26,11 +24,8 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of the file at `path` now. It blocks while the system looks.
-    ///
-    /// # Errors
-    /// There is no such file, or the system does not tell.
-    pub fn of(path: &Path) -> io::Result<Self> {
+    /// The stamp of the file at `path` now. It blocks while the system answers.
+    fn of(path: &Path) -> io::Result<Self> {
         let metadata = std::fs::metadata(path)?;
         Ok(Self {
             length: metadata.len(),
@@ -44,67 +39,12 @@ impl Stamp {
     }
 }
 
-/// How long files must have been unusable before that is told: they are rarely replaced all at once.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// The stamp of each of some files; `None` where there is no such file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stamps(Vec<Option<Stamp>>);
+type Stamps = Vec<Option<Stamp>>;
 
-impl Stamps {
-    /// The stamps of these files now. It blocks while the system looks.
-    pub fn of<P: AsRef<Path>>(files: impl IntoIterator<Item = P>) -> Self {
-        Self(files.into_iter().map(|file| Stamp::of(file.as_ref()).ok()).collect())
-    }
-}
-
-/// What is known of files that are read again when they change. Of each look, the stamps are taken before the files are
-/// read: then a file that changes meanwhile has another stamp at the next look.
-#[derive(Debug, Default)]
-pub struct Watch {
-    /// The stamps with which what is in use was read; `None` if the files are to be read anyway.
-    loaded: Option<Stamps>,
-    failed: Option<Failed>,
-}
-
-/// Files that cannot be used.
-#[derive(Debug)]
-struct Failed {
-    stamps: Stamps,
-    since: Instant,
-    is_told: bool,
-}
-
-impl Watch {
-    /// Whether the files must be read, now that they have these stamps.
-    pub fn has_changed(&mut self, stamps: &Stamps) -> bool {
-        let has_changed = self.loaded.as_ref() != Some(stamps);
-        if !has_changed {
-            self.failed = None;
-        }
-        has_changed
-    }
-
-    /// Records that what is in use was read from the files with these stamps.
-    pub fn note_loaded(&mut self, stamps: Stamps) {
-        *self = Self { loaded: Some(stamps), failed: None };
-    }
-
-    /// Records that the files with these stamps cannot be used. Returns whether that is to be told now: once, when they
-    /// have been so for a while.
-    pub fn note_failure(&mut self, stamps: Stamps) -> bool {
-        let known = self.failed.take().filter(|failed| failed.stamps == stamps);
-        let mut failed = known.unwrap_or_else(|| Failed { stamps, since: Instant::now(), is_told: false });
-        let is_news = !failed.is_told && failed.since.elapsed() >= failpoint::interval(PATIENCE);
-        failed.is_told |= is_news;
-        self.failed = Some(failed);
-        is_news
-    }
-
-    /// Has the files read at the next look, whatever their stamps are.
-    pub fn forget(&mut self) {
-        self.loaded = None;
-    }
+/// The stamps of these files now. It blocks while the system answers.
+fn stamps(files: &[PathBuf]) -> Stamps {
+    files.iter().map(|file| Stamp::of(file).ok()).collect()
 }
 
 /// Reads a secret again from its file. It may block. The error is a text for people, without any secret.

@@ -14,8 +14,6 @@ use tokio::task::{JoinHandle, JoinSet};
 use tracing::Instrument as _;
 use tracing::instrument::WithSubscriber as _;
 
-use crate::store::StoreError;
-
 /// A runtime for work that serves many callers: the process's own, which a thread of its own drives, unless another one was
 /// given.
 ///
@@ -57,15 +55,15 @@ impl Home {
     /// Does this work there, and returns its result. The work is broken off if the returned future is dropped.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] if the runtime has ended, or none could be started.
+    /// [`NoRuntime`] if the runtime has ended, or none could be started.
     ///
     /// # Panics
     /// If the work panics.
-    pub(crate) async fn run<F>(&self, work: F) -> Result<F::Output, StoreError>
+    pub(crate) async fn run<F>(&self, work: F) -> Result<F::Output, NoRuntime>
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let Some(runtime) = self.runtime() else { return Err(no_runtime()) };
+        let Some(runtime) = self.runtime() else { return Err(NoRuntime) };
         if is_current(runtime) {
             return Ok(work.await);
         }
@@ -75,7 +73,7 @@ impl Home {
         match task.join_next().await {
             Some(Ok(done)) => Ok(done),
             Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Some(Err(_)) | None => Err(no_runtime()),
+            Some(Err(_)) | None => Err(NoRuntime),
         }
     }
 
@@ -98,11 +96,10 @@ impl Home {
     }
 }
 
-/// The error where no runtime does the work. It is not that the store is away.
-fn no_runtime() -> StoreError {
-    let text = "the runtime that was given has ended, or the process could start none of its own";
-    StoreError::Invalid(text.to_owned())
-}
+/// No runtime does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the runtime that was given has ended, or the process could start none of its own")]
+pub(crate) struct NoRuntime;
 
 fn is_current(runtime: &Handle) -> bool {
     Handle::try_current().is_ok_and(|current| current.id() == runtime.id())
@@ -189,7 +186,7 @@ mod tests {
                 home.timed(async { sleep().await }).await;
                 // Timers do not need the runtime that was given.
                 Home::at(idle.handle().clone()).timed(async { sleep().await }).await;
-                assert!(!Home::at(ended.clone()).run(async {}).await.unwrap_err().is_away());
+                assert_eq!(Home::at(ended.clone()).run(async {}).await, Err(NoRuntime));
             };
             if on_none { block_on(work) } else { current_thread().block_on(work) }
         }

@@ -75,6 +75,9 @@ pub mod config;
 #[cfg(feature = "dispatch")]
 #[doc(hidden)]
 pub mod dispatch;
+#[cfg(any(feature = "config", feature = "tls"))]
+#[doc(hidden)]
+pub mod episode;
 #[doc(hidden)]
 pub mod failpoint;
 #[cfg(any(feature = "config", feature = "tls"))]

@@ -5,6 +5,7 @@
 
 mod admin;
 mod cli;
+mod daemon;
 mod status;
 mod telemetry;
 

@@ -1,6 +1,7 @@
 //! Exact rates: a number of units in a number of microseconds, never a float.
 
 mod amount;
+mod period;
 mod suggestion;
 mod text;
 
@@ -9,7 +10,8 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::time::Duration;
 
-pub use amount::{Amount, Period};
+pub use amount::Amount;
+pub use period::Period;
 
 /// A rate of `count` units in `period` µs, reduced by their greatest common divisor.
 ///
@@ -200,6 +202,16 @@ const fn gcd(mut a: u128, mut b: u128) -> u128 {
         (a, b) = (b, a % b);
     }
     a
+}
+
+impl FromStr for Amount {
+    type Err = RateError;
+
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        amount::read(text).unwrap_or_else(|| {
+            Err(RateError::Syntax { text: text.to_owned(), suggestion: suggestion::of(text) })
+        })
+    }
 }
 
 impl FromStr for Rate {

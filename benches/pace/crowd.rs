@@ -188,7 +188,7 @@ impl Source for ScriptedSource {
         }
         self.given += 1;
         let message = Message {
-            body: Bytes::from_static(b"{}"),
+            content: Bytes::from_static(b"{}").into(),
             message_id: Some(self.given.to_string()),
             ..Message::default()
         };

@@ -42,7 +42,7 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The reason why the address could not be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("admin.listen: cannot listen on {listen}: {error}; {hint}")]
+#[error("cannot listen on {listen}: {error}; {hint}")]
 pub(crate) struct BindError {
     listen: String,
     error: io::Error,

@@ -12,8 +12,8 @@ use tokio_util::task::TaskTracker;
 use super::address::Address;
 use super::budget::Account;
 use super::gate::Gate;
-use super::status::{ConnectionStates, ConnectionWatches};
-use super::supervisor::{ConnectionWatch, Supervisor};
+use super::status::ConnectionWatches;
+use super::supervisor::{ConnectionStates, ConnectionWatch, Supervisor};
 use super::suspicion::Suspicion;
 use super::valve::Meter;
 

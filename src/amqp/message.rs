@@ -4,7 +4,7 @@ use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, ShortString};
 
-use crate::job::{Message, Value};
+use crate::job::{Content, Message, Value};
 
 /// Converts a delivery; the body is shared, not copied. `malformed` is the guard's mark.
 pub(super) fn message(
@@ -16,9 +16,11 @@ pub(super) fn message(
     let text = |field: &Option<ShortString>| field.as_ref().map(ToString::to_string);
     Message {
         routing_key: routing_key.to_owned(),
-        body,
-        content_type: text(properties.content_type()),
-        content_encoding: text(properties.content_encoding()),
+        content: Content {
+            body,
+            content_type: text(properties.content_type()),
+            content_encoding: text(properties.content_encoding()),
+        },
         message_id: text(properties.message_id()),
         priority: *properties.priority(),
         correlation_id: text(properties.correlation_id()),
@@ -86,6 +88,6 @@ mod tests {
     fn a_body_is_shared() {
         let body = Bytes::from(vec![7; 1024]);
         let message = message("d", &BasicProperties::default(), body.clone(), None);
-        assert_eq!(message.body.as_ptr(), body.as_ptr());
+        assert_eq!(message.content.body.as_ptr(), body.as_ptr());
     }
 }

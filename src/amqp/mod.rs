@@ -6,7 +6,7 @@
 //! opened for replies once there are any: producers choose the queues, and may choose one that costs the connection.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -154,16 +154,29 @@ pub struct Amqp {
     /// The connection that the downstreams share.
     consuming: Option<Link>,
     links: Arc<Links>,
-    attached: BTreeMap<String, watch::Sender<bool>>,
-    /// The slots of each downstream's queues.
-    slots: Mutex<BTreeMap<String, [Slot; 2]>>,
-    accounts: BTreeMap<String, Arc<Account>>,
+    downstreams: BTreeMap<String, Consumed>,
     rungs: Arc<Rungs>,
     depths: Depths,
+    subscribers: Subscribers,
+}
+
+/// A downstream that is consumed, or may be.
+#[derive(Debug)]
+struct Consumed {
+    /// Whether it is consumed.
+    attached: watch::Sender<bool>,
+    /// The account of the bytes that it holds.
+    account: Arc<Account>,
+    /// The slots of its queues, once it has a source.
+    slots: OnceLock<[Slot; 2]>,
+}
+
+/// The subscribers, and what looks at queues: all that use the consuming connection and end before it does.
+#[derive(Debug, Default)]
+struct Subscribers {
+    tasks: TaskTracker,
     /// Ends the sources when cancelled.
     closing: CancellationToken,
-    /// The subscribers, and what looks at queues: all that use the consuming connection and end before it does.
-    subscribers: TaskTracker,
 }
 
 impl Amqp {
@@ -174,10 +187,15 @@ impl Amqp {
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
         let link = amqp.links.shared();
-        let (closing, rungs) = (amqp.closing.clone(), Arc::clone(&amqp.rungs));
+        let (closing, rungs) = (amqp.subscribers.closing.clone(), Arc::clone(&amqp.rungs));
         let (unroutable, haste) = (amqp.options.names().unroutable(), amqp.options.haste);
-        amqp.subscribers.spawn(unroutable::watch(link.current.clone(), unroutable, haste, closing.clone()));
-        amqp.subscribers.spawn(amqp.depths.watch(link.current.clone(), &amqp.options, rungs, closing));
+        amqp.subscribers.tasks.spawn(unroutable::watch(
+            link.current.clone(),
+            unroutable,
+            haste,
+            closing.clone(),
+        ));
+        amqp.subscribers.tasks.spawn(amqp.depths.watch(link.current.clone(), &amqp.options, rungs, closing));
         amqp.consuming = Some(link);
         amqp.publisher = Publisher::new(amqp.links.publishing(None));
         amqp
@@ -200,24 +218,21 @@ impl Amqp {
     }
 
     fn idle(options: Options) -> Self {
-        let attached =
-            options.downstreams.iter().map(|d| (d.name.clone(), watch::Sender::new(false))).collect();
         let most: Vec<u64> = options.downstreams.iter().map(|d| d.prefetch_bytes).collect();
         let accounts = budget::accounts(options.window_bytes, &most);
         let names = options.downstreams.iter().map(|d| d.name.clone());
+        let consumed =
+            |account| Consumed { attached: watch::Sender::new(false), account, slots: OnceLock::new() };
         Self {
-            accounts: names.zip(accounts).collect(),
+            downstreams: names.zip(accounts.into_iter().map(consumed)).collect(),
             replies: Arc::new(Replies::new(options.address.clone())),
             links: Links::new(options.address.clone(), options.downstreams.iter().map(|d| d.name.clone())),
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1),
             consuming: None,
-            attached,
-            slots: Mutex::default(),
             rungs: Arc::default(),
             depths: Depths::default(),
-            closing: CancellationToken::new(),
-            subscribers: TaskTracker::new(),
+            subscribers: Subscribers::default(),
         }
     }
 
@@ -228,6 +243,7 @@ impl Amqp {
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         let unknown = || Error::UnknownDownstream(downstream.to_owned());
         let link = self.consuming.clone().ok_or_else(unknown)?;
+        let consumed = self.downstreams.get(downstream).ok_or_else(unknown)?;
         let parking = Parking::start(Parker {
             options: Arc::clone(&self.options),
             downstream: self.options.downstream(downstream)?.clone(),
@@ -245,28 +261,22 @@ impl Amqp {
             current: link.current.clone(),
             gate: Arc::clone(&link.gate),
             log: ticket::publish_log(downstream),
-            account: Arc::clone(self.accounts.get(downstream).ok_or_else(unknown)?),
+            account: Arc::clone(&consumed.account),
         };
-        let slots = {
-            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            if slots.contains_key(downstream) {
-                return Err(Error::Consumed(downstream.to_owned()));
-            }
-            slots.entry(downstream.to_owned()).or_default().clone()
-        };
-        let attached = self.attached.get(downstream).ok_or_else(unknown)?;
+        let slots = <[Slot; 2]>::default();
+        consumed.slots.set(slots.clone()).map_err(|_| Error::Consumed(downstream.to_owned()))?;
         let (subscribers, source) = source::open(
             Arc::new(settlement),
             || Route::new(&self.links, link.clone(), downstream),
-            self.closing.child_token(),
-            Attached::each(attached),
+            self.subscribers.closing.child_token(),
+            Attached::each(&consumed.attached),
             slots,
         );
         for why in SeparationReason::ALL {
             let labels = [("downstream", downstream.to_owned()), ("reason", why.label().to_owned())];
             metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(0);
         }
-        subscribers.into_iter().for_each(|subscriber| drop(self.subscribers.spawn(subscriber.run())));
+        subscribers.into_iter().for_each(|subscriber| drop(self.subscribers.tasks.spawn(subscriber.run())));
         Ok(source)
     }
 
@@ -275,9 +285,9 @@ impl Amqp {
     /// Cancel safe. Never ends where a downstream has no source.
     pub async fn ready(&self) {
         loop {
-            for attached in self.attached.values() {
+            for consumed in self.downstreams.values() {
                 // The sender is our own, so it cannot be gone.
-                let _ = attached.subscribe().wait_for(|attached| *attached).await;
+                let _ = consumed.attached.subscribe().wait_for(|attached| *attached).await;
             }
             if self.is_ready() {
                 return;
@@ -288,19 +298,20 @@ impl Amqp {
     /// True while this downstream is consumed.
     #[must_use]
     pub fn is_attached(&self, downstream: &str) -> bool {
-        self.attached.get(downstream).is_some_and(|attached| *attached.borrow())
+        self.downstreams.get(downstream).is_some_and(|consumed| *consumed.attached.borrow())
     }
 
     /// True while every downstream is consumed.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.attached.values().all(|attached| *attached.borrow())
+        self.downstreams.values().all(|consumed| *consumed.attached.borrow())
     }
 
     /// The state of the connections and the consumers, now and later.
     #[must_use]
     pub fn status(&self) -> Status {
-        let attached = self.attached.iter().map(|(name, attached)| (name.clone(), attached.subscribe()));
+        let downstreams = self.downstreams.iter();
+        let attached = downstreams.map(|(name, consumed)| (name.clone(), consumed.attached.subscribe()));
         Status { connections: self.links.connections(), attached: attached.collect() }
     }
 
@@ -324,20 +335,13 @@ impl Amqp {
     ///
     /// Not cancel safe: a dropped future closes everything without waiting for the broker.
     pub async fn shutdown(self, within: Duration) -> bool {
-        self.closing.cancel();
-        self.subscribers.close();
+        self.subscribers.closing.cancel();
+        self.subscribers.tasks.close();
         self.links.supervisors.close();
         let orderly = async {
-            self.subscribers.wait().await;
-            let slots: Vec<_> = self
-                .slots
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .values()
-                .flatten()
-                .cloned()
-                .collect();
-            let flushes = slots.iter().map(source::flush);
+            self.subscribers.tasks.wait().await;
+            let slots = self.downstreams.values().filter_map(|consumed| consumed.slots.get());
+            let flushes = slots.flatten().map(source::flush);
             let flushed = stream::iter(flushes)
                 .buffer_unordered(gate::PLACES)
                 .fold(true, async |all, flushed| all && flushed)
@@ -355,7 +359,7 @@ impl Amqp {
 
 impl Drop for Amqp {
     fn drop(&mut self) {
-        self.closing.cancel();
+        self.subscribers.closing.cancel();
         self.links.stopping.cancel();
     }
 }

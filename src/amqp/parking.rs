@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lapin::Connection;
+use lapin::{BasicProperties, Connection};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -19,11 +19,10 @@ use super::ladder::Rung;
 use super::letter;
 use super::publisher::{PublishError, Publisher};
 use super::supervisor::ConnectionWatch;
-use super::ticket::AmqpTicket;
 use super::topology::ensure_rung;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
-use crate::dispatch::{ParkReason, Parked, Stay};
+use crate::dispatch::{ParkReason, Parked, Stay, Ticket};
 use crate::failpoint;
 use crate::time::wall_now;
 
@@ -131,9 +130,21 @@ pub(super) struct Parking {
     orders: mpsc::UnboundedSender<Order>,
 }
 
+/// A message of which a copy can be parked.
+pub(super) trait Parkable: Ticket {
+    fn properties(&self) -> &BasicProperties;
+
+    fn routing_key(&self) -> &str;
+
+    fn body(&self) -> &Bytes;
+
+    /// Acks the message, whose copy is parked.
+    fn ack_parked(&self);
+}
+
 /// A job to park.
 struct Order {
-    ticket: Box<AmqpTicket>,
+    ticket: Box<dyn Parkable>,
     stay: Stay,
     done: oneshot::Sender<Parked>,
 }
@@ -192,7 +203,7 @@ impl Parking {
     /// Takes the job over at once. The future only waits for the result.
     pub(super) fn park(
         &self,
-        ticket: Box<AmqpTicket>,
+        ticket: Box<dyn Parkable>,
         stay: Stay,
     ) -> impl Future<Output = Parked> + Send + use<> {
         let (done, result) = oneshot::channel();
@@ -223,16 +234,16 @@ impl Parker {
     async fn park(&self, available: &Available, Order { ticket, stay, done }: Order) {
         let (downstream, mut backoff) = (&self.downstream.name, Backoff::default());
         let (mut troubled, mut refusals) = (false, 0);
-        let properties = letter::parked(&ticket.properties, ticket.routing_key.as_str(), &stay);
+        let properties = letter::parked(ticket.properties(), ticket.routing_key(), &stay);
         let parked = loop {
             let exchange = self.exchange(&stay).await;
             // The connection may have been lost meanwhile.
-            if !ticket.is_current() {
+            if !ticket.is_live() {
                 break Parked::Lost;
             }
             failpoint::reached("park:publish");
             let published = match exchange {
-                Ok(exchange) => self.publish(&exchange, properties.clone(), &ticket.body).await,
+                Ok(exchange) => self.publish(&exchange, properties.clone(), ticket.body()).await,
                 Err(error) if error.is_final() => Err(PublishError::NoExchange(error.to_string())),
                 Err(error) => Err(PublishError::Lost(error.to_string())),
             };
@@ -276,7 +287,7 @@ impl Parker {
     async fn publish(
         &self,
         exchange: &str,
-        properties: lapin::BasicProperties,
+        properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
         let key = &self.downstream.name;

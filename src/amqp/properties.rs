@@ -16,10 +16,10 @@ pub(super) const PERSISTENT: u8 = 2;
 pub fn properties(message: &Message) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     let short = |text: &Option<String>| ShortString::try_new(text.as_deref()?).ok();
-    if let Some(value) = short(&message.content_type) {
+    if let Some(value) = short(&message.content.content_type) {
         properties = properties.with_content_type(value);
     }
-    if let Some(value) = short(&message.content_encoding) {
+    if let Some(value) = short(&message.content.content_encoding) {
         properties = properties.with_content_encoding(value);
     }
     if let Some(value) = short(&message.message_id) {

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -13,8 +14,7 @@ use super::parking::Parking;
 use super::ticket::{Settlement, Subscription};
 use super::window::Sizes;
 use crate::dispatch::{Delivery, Source};
-use crate::store::BoxFuture;
-use subscriber::{Queue, Subscriber};
+use subscriber::{Queue, Reports, Subscriber};
 
 pub(super) use route::Route;
 
@@ -149,13 +149,10 @@ pub(super) fn open(
         settlement: Arc::clone(&settlement),
         arrivals: sender.clone(),
         window: window.clone(),
-        idle,
         sizes: Sizes::default(),
         closing: closing.clone(),
-        attached,
-        slot,
+        reports: Reports { idle, attached, slot },
         route: route(),
-        gives_back: false,
         has_timeout: true,
     };
     let jobs = subscriber(Queue::Jobs, jobs, jobs_slot, jobs_idle);

@@ -1,12 +1,11 @@
 //! The state of the connections and consumers, for queries from outside.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
 use super::supervisor::ConnectionWatch;
-use crate::metric;
 
 /// Every connection that is kept up, with its purpose.
 pub(super) type ConnectionWatches = Arc<Mutex<Vec<(String, ConnectionWatch)>>>;
@@ -35,19 +34,5 @@ impl Status {
     /// The names of the downstreams, and whether each is consumed.
     pub fn downstreams(&self) -> impl Iterator<Item = (&str, bool)> {
         self.attached.iter().map(|(name, attached)| (name.as_str(), *attached.borrow()))
-    }
-}
-
-/// The connections that ought to be up, for one gauge over all of them.
-#[derive(Debug, Default)]
-pub(super) struct ConnectionStates(Mutex<BTreeSet<String>>);
-
-impl ConnectionStates {
-    /// Notes whether the connection for `purpose` is up.
-    pub(super) fn set(&self, purpose: &str, is_up: bool) {
-        let mut down = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = if is_up { down.remove(purpose) } else { down.insert(purpose.to_owned()) };
-        // The gauge is set under the lock, so that an older value cannot be the last.
-        metrics::gauge!(metric::AMQP_CONNECTED.name).set(if down.is_empty() { 1.0 } else { 0.0 });
     }
 }

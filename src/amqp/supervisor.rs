@@ -1,6 +1,7 @@
 //! Keeps a connection up: when it is lost, it connects again for as long as it takes.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -13,8 +14,8 @@ use tracing::{info, warn};
 use super::address::Address;
 use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
-use super::status::ConnectionStates;
 use super::valve::Meter;
+use crate::episode::Episode;
 use crate::metric;
 
 /// How often a silent connection is polled: lapin reports almost every loss itself.
@@ -34,6 +35,20 @@ pub(super) fn fixed(connection: Arc<Connection>) -> ConnectionWatch {
 pub(super) async fn up(current: &mut ConnectionWatch) -> Option<Arc<Connection>> {
     let usable = |slot: &Option<Arc<Connection>>| slot.as_ref().is_some_and(|c| c.status().connected());
     current.wait_for(usable).await.ok().and_then(|slot| slot.clone())
+}
+
+/// The connections that ought to be up, for one gauge over all of them.
+#[derive(Debug, Default)]
+pub(super) struct ConnectionStates(Mutex<BTreeSet<String>>);
+
+impl ConnectionStates {
+    /// Notes whether the connection for `purpose` is up.
+    pub(super) fn set(&self, purpose: &str, is_up: bool) {
+        let mut down = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = if is_up { down.remove(purpose) } else { down.insert(purpose.to_owned()) };
+        // The gauge is set under the lock, so that an older value cannot be the last.
+        metrics::gauge!(metric::AMQP_CONNECTED.name).set(if down.is_empty() { 1.0 } else { 0.0 });
+    }
 }
 
 /// Keeps one connection up.
@@ -56,7 +71,7 @@ impl Supervisor {
         let Self { address, purpose, current, states, stop, .. } = &self;
         let mut backoff = Backoff::default();
         let mut initial = first;
-        let mut trouble = None;
+        let mut trouble = Episode::default();
         loop {
             let connection = match initial.take() {
                 Some(connection) => connection,
@@ -82,7 +97,7 @@ impl Supervisor {
             current.send_replace(None);
             states.set(purpose, false);
             warn!(%address, %purpose, reason, "lost the connection to RabbitMQ; reconnecting");
-            trouble = Some(reason);
+            trouble.note(reason);
             if since.elapsed() >= STABLE {
                 backoff.reset();
             } else if let Some(lost_early) = &self.lost_early {
@@ -96,12 +111,12 @@ impl Supervisor {
     }
 
     /// Connects, with retries. Each trouble is logged once, until it changes.
-    async fn connect(&self, backoff: &mut Backoff, trouble: &mut Option<String>) -> Arc<Connection> {
+    async fn connect(&self, backoff: &mut Backoff, trouble: &mut Episode<String>) -> Arc<Connection> {
         let Self { address, purpose, meter, .. } = self;
         loop {
             match connect(address, purpose, meter.as_ref()).await {
                 Ok(connection) => {
-                    if trouble.take().is_some() {
+                    if trouble.end() {
                         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(1);
                         info!(%address, %purpose, "connected to RabbitMQ again");
                     }
@@ -109,9 +124,8 @@ impl Supervisor {
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    if trouble.as_ref() != Some(&error) {
+                    if trouble.note(error.clone()) {
                         warn!(%address, %purpose, error, "no connection to RabbitMQ; trying on");
-                        *trouble = Some(error);
                     }
                     tokio::time::sleep(backoff.next()).await;
                 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use lapin::BasicProperties;
 use lapin::types::ShortString;
 use tracing::{info, warn};
@@ -15,17 +16,17 @@ use super::connection::Backoff;
 use super::gate::Gate;
 use super::letter;
 use super::message::value;
-use super::parking::Parking;
+use super::parking::{Parkable, Parking};
 use super::publisher::{PublishError, Publisher};
 use super::replies::Replies;
 use super::supervisor::ConnectionWatch;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{DeadLetter, Parked, Report, Stay, Ticket};
+use crate::episode::Episode;
 use crate::failpoint;
 use crate::job::Value;
 use crate::sink::{Receipt, Response};
-use crate::store::BoxFuture;
 use crate::time::{Micros, wall_now};
 
 mod reply;
@@ -214,6 +215,24 @@ impl Ticket for AmqpTicket {
     }
 }
 
+impl Parkable for AmqpTicket {
+    fn properties(&self) -> &BasicProperties {
+        &self.properties
+    }
+
+    fn routing_key(&self) -> &str {
+        self.routing_key.as_str()
+    }
+
+    fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    fn ack_parked(&self) {
+        self.subscription.acker.ack(self.tag);
+    }
+}
+
 /// A message that has to be published before a delivery is settled.
 enum PendingPublish {
     DeadLetter { letter: DeadLetter, at: Micros },
@@ -244,26 +263,16 @@ const fn is_brokers(error: &PublishError) -> bool {
 }
 
 impl AmqpTicket {
-    /// As [`Ticket::is_live`].
-    pub(super) fn is_current(&self) -> bool {
-        self.subscription.is_live()
-    }
-
-    /// Acks the message of a job whose copy is parked.
-    pub(super) fn ack_parked(&self) {
-        self.subscription.acker.ack(self.tag);
-    }
-
     /// Publishes until it is confirmed; returns false if the delivery is not live any more, or the message is given up.
     async fn until_done(&self, pending: &PendingPublish) -> bool {
         let (downstream, what) = (&self.settlement.downstream.name, pending.name());
         let mut backoff = Backoff::default();
-        let mut troubled = false;
+        let mut trouble = Episode::default();
         let mut failures = 0;
         while self.is_live() {
             match self.publish(pending).await {
                 Ok(()) => {
-                    if troubled {
+                    if trouble.end() {
                         let line = || info!(%downstream, "published a {what} after all");
                         self.settlement.log.line("done", line);
                     }
@@ -276,10 +285,9 @@ impl AmqpTicket {
                         self.settlement.log.line("given-up", line);
                         return false;
                     }
-                    if !troubled {
+                    if trouble.note(()) {
                         let line = || warn!(%downstream, %error, "cannot publish a {what}; trying on");
                         self.settlement.log.line("trying-on", line);
-                        troubled = true;
                     }
                     tokio::time::sleep(backoff.next()).await;
                 }

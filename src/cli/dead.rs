@@ -8,7 +8,7 @@ use paced::amqp::{DeadLetters, Edits, Error, Replay, Scan, Tally};
 use paced::{Precision, Rate, Shaper};
 
 use super::exit::Exit;
-use super::signals::interruptible;
+use super::interrupt::interruptible;
 use super::{Global, Output, confirm, out, parts};
 pub(super) use args::Command;
 use args::{ListArgs, Origin, PurgeArgs, ReplayArgs, ShowArgs};

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::daemon;
+
 /// The ways in which the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
@@ -68,6 +70,15 @@ impl From<&paced::StoreError> for Exit {
             paced::StoreError::Invalid(_) => Self::Config,
             // One that is not suitable is as good as none.
             _ => Self::Unavailable,
+        }
+    }
+}
+
+impl From<&daemon::Error> for Exit {
+    fn from(error: &daemon::Error) -> Self {
+        match error {
+            daemon::Error::Setting { .. } => Self::Config,
+            daemon::Error::Failed { .. } => Self::Failed,
         }
     }
 }

@@ -2,7 +2,6 @@
 
 mod ask;
 mod cancel;
-mod certificates;
 mod check;
 mod config;
 mod confirm;
@@ -11,7 +10,7 @@ mod exit;
 mod facts;
 mod init;
 mod input;
-mod manager;
+mod interrupt;
 mod manual;
 mod out;
 mod parts;
@@ -19,13 +18,9 @@ mod pause;
 mod pipe;
 mod publish;
 mod rate;
-mod reload;
 mod reset;
 mod run;
-mod secrets;
-mod signals;
 mod status;
-mod tokens;
 mod top;
 
 use std::path::PathBuf;

@@ -31,6 +31,15 @@ pub(super) fn say(message: impl Display) {
     let _ = writeln!(stderr(), "{}", text::escaped_lines(&message));
 }
 
+/// Prints an error to stderr, and returns the exit code for it.
+pub(super) fn failed<E: Display>(error: E) -> Exit
+where
+    for<'e> Exit: From<&'e E>,
+{
+    say(format_args!("paced: {error}"));
+    Exit::from(&error)
+}
+
 /// Prints one line, or several, and the line feed. Control characters are escaped.
 ///
 /// A reader that has gone away has read what it wanted, which is no failure. Any other error, such as a full disk, is

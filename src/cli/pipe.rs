@@ -17,8 +17,8 @@ use paced::{Limit, LimitSet, MemoryStore, Rate};
 use tokio_util::sync::CancellationToken;
 
 use super::exit::Exit;
-use super::signals::Signals;
-use super::{Global, out, parts};
+use super::{Global, out};
+use crate::daemon::{self, Signals};
 use crate::telemetry;
 use bar::Bar;
 use files::{Files, Total};
@@ -102,7 +102,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Exit {
 }
 
 async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
-    let signals = Signals::with_hangup()?;
+    let signals = Signals::with_hangup().map_err(out::failed)?;
     let (base, last) = target::split(&args.to);
     let dispatcher = dispatcher(&args, base)?;
     let wanted = match (global.quiet, global.verbose) {
@@ -264,6 +264,6 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
         options,
         Arc::new(MemoryStore::new()),
         Arc::new(sink),
-        parts::clock(Precision::default()),
+        daemon::clock(Precision::default()),
     ))
 }

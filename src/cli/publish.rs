@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::exit::Exit;
 use super::input;
 use super::{Global, Output, out, parts};
+use crate::daemon;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -74,7 +75,7 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
         out::say(format_args!("paced: nothing to publish; give a FILE, --body TEXT or --count N"));
         return Err(Exit::Usage);
     }
-    let rules = parts::rules(&settings, downstream);
+    let rules = daemon::rules(&settings, downstream);
     let mut options = parts::amqp(&settings)?;
     options.downstreams.retain(|downstream| downstream.name == args.downstream);
     let lines = if args.count.is_some() || args.body.is_some() {
@@ -82,10 +83,7 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
     } else {
         Some(input::open(args.file.as_deref()).await?)
     };
-    let amqp = Amqp::publishing(options.clone()).await.map_err(|error| {
-        out::say(format_args!("paced: {error}"));
-        Exit::from(&error)
-    })?;
+    let amqp = Amqp::publishing(options.clone()).await.map_err(out::failed)?;
     let (exchange, key) = options.target(&args.downstream).map_err(|error| {
         out::say(format_args!("paced: {error}"));
         Exit::Failed
@@ -154,7 +152,7 @@ impl Target {
     /// Publishes `--count` jobs with one `--body`.
     async fn publish_equal(&self, args: &Args, rules: &Rules, bar: &ProgressBar) -> Result<Tally, Exit> {
         let body = args.body.clone().unwrap_or_default();
-        let job = with_lane(Message { body: body.into(), ..Message::default() }, args);
+        let job = with_lane(Message { content: bytes::Bytes::from(body).into(), ..Message::default() }, args);
         decode(&job, rules).map_err(|rejection| {
             out::say(format_args!("paced: {rejection}"));
             Exit::Usage
@@ -205,7 +203,7 @@ impl Target {
 
     /// Publishes a job until it is confirmed. Where a confirm was lost there may be two copies; both have the same id.
     async fn attempts(&self, job: Message) -> Result<(), PublishError> {
-        let (properties, body) = (amqp::properties(&job), job.body);
+        let (properties, body) = (amqp::properties(&job), job.content.body);
         let begun = Instant::now();
         let mut attempt = 1;
         loop {

@@ -9,8 +9,8 @@ use paced::api::state::{Downstream, State};
 use super::ask::Daemon;
 use super::exit::Exit;
 use super::facts::{self, pace};
-use super::signals::Signals;
 use super::{Global, Output, out};
+use crate::daemon::Signals;
 
 /// How often `--watch` asks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ pub(super) async fn run(global: &Global, args: &Args) -> Exit {
         if !args.watch {
             return show(global, args, &daemon.state().await?);
         }
-        let mut signals = Signals::new()?;
+        let mut signals = Signals::new().map_err(out::failed)?;
         loop {
             let round = async {
                 let state = daemon.state().await?;

@@ -22,8 +22,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::ask::{Daemon, Failure};
 use super::exit::Exit;
-use super::signals::{Hangups, Signals};
 use super::{Global, Output, out};
+use crate::daemon::{Hangups, Signals};
 use screen::{Input, Screen};
 use view::{View, Wish};
 
@@ -53,7 +53,7 @@ pub(super) async fn run(global: &Global, args: &Args) -> Exit {
 async fn show(global: &Global, args: &Args) -> Result<(), Exit> {
     let daemon = Daemon::of(global)?;
     daemon.warn_early().await;
-    let signals = (Signals::new()?, Hangups::new()?);
+    let signals = (Signals::new().map_err(out::failed)?, Hangups::new().map_err(out::failed)?);
     let view = View::new(args.filter.clone(), global.color.on_stream(true), wall_now().0 / 1000);
     let (mut screen, input) = Screen::open().map_err(|error| trouble(&error))?;
     let ended = watch(&mut screen, input, &daemon, signals, view).await;

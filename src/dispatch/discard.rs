@@ -26,7 +26,7 @@ pub(super) async fn discard(
         };
         ticket.reply(&Response { body: body.into(), ..Response::default() }).await;
     }
-    meters.cancelled.increment(1);
+    meters.settled.cancelled.increment(1);
     super::job_log::cancelled(downstream, &job.id, report);
     ticket.discard(report);
 }

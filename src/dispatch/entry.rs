@@ -56,7 +56,7 @@ impl Entry {
 
     /// Whether the job takes no slot any more: it has expired, or given up.
     pub(super) fn has_ended(&self, now: Micros) -> bool {
-        self.job.deadline.is_some_and(|deadline| deadline < now) || self.has_given_up(now)
+        self.job.times.deadline.is_some_and(|deadline| deadline < now) || self.has_given_up(now)
     }
 
     /// Whether the job has been sent.
@@ -73,12 +73,12 @@ impl Entry {
     /// set, or the job was tried.
     pub(super) fn renew_end(&mut self) {
         let patience = self.patience();
-        let ends = self.job.deadline.into_iter().chain(patience).min();
+        let ends = self.job.times.deadline.into_iter().chain(patience).min();
         let (now, wall) = (Instant::now(), wall_now());
         // It has ended once that time has passed.
         let end = |at: Micros| End {
             at: now + at.since(wall) + Duration::from_millis(1),
-            is_early: !self.is_tried() && self.job.deadline.is_none_or(|deadline| at < deadline),
+            is_early: !self.is_tried() && self.job.times.deadline.is_none_or(|deadline| at < deadline),
         };
         self.request.end = ends.map(end);
     }

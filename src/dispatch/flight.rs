@@ -106,7 +106,7 @@ impl Flight {
             self.give_up();
             return None;
         }
-        if let Some(deadline) = self.entry.job.deadline.filter(|deadline| *deadline < wall_now()) {
+        if let Some(deadline) = self.entry.job.times.deadline.filter(|deadline| *deadline < wall_now()) {
             self.abandon(Abandoned::Expired);
             let report = self.report(None);
             self.adopt_redelivered_ticket();
@@ -213,24 +213,28 @@ impl Flight {
         }
     }
 
-    /// Settles by any outcome, as the policy judges it.
+    /// Returns the outcome as the policy judges it. A pause is for all jobs, whatever becomes of this one.
+    fn judge(&self, outcome: Outcome) -> Outcome {
+        let (context, attempts) = (&self.context, &self.entry.attempts);
+        let outcome = match outcome {
+            // It is refused whatever the credentials: the policy says what that means.
+            outcome @ Outcome::Outdated { .. } if attempts.outdated >= MAX_OUTDATED => about_job(outcome),
+            outcome => outcome,
+        };
+        if let Outcome::Throttled { after: Some(after), .. } = outcome
+            && !after.is_zero()
+        {
+            let span = after.min(context.max_pause);
+            self.place.send(Event::Pause(Deadline::at(Instant::now() + span)));
+        }
+        judged(outcome, &context.retry)
+    }
+
+    /// Settles by any outcome.
     async fn settle_any(mut self: Box<Self>, outcome: Outcome) {
         let context = Arc::clone(&self.context);
         let retry = &context.retry;
-        let outcome = match outcome {
-            // It is refused whatever the credentials: the policy says what that means.
-            outcome @ Outcome::Outdated { .. } if self.entry.attempts.outdated >= MAX_OUTDATED => {
-                judged(about_job(outcome), retry)
-            }
-            Outcome::Throttled { after: Some(after), .. } if !after.is_zero() => {
-                // The pause is for all jobs, whatever becomes of this one.
-                let span = after.min(context.max_pause);
-                self.place.send(Event::Pause(Deadline::at(Instant::now() + span)));
-                judged(outcome, retry)
-            }
-            outcome => judged(outcome, retry),
-        };
-        match outcome {
+        match self.judge(outcome) {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             Outcome::Missed => self.give_up(),
             Outcome::Unreachable { detail } => {
@@ -366,7 +370,7 @@ impl Flight {
         };
         let id = &self.entry.job.id;
         tracing::debug!(downstream = self.context.downstream, id, ?wait, detail, "failed, trying again");
-        self.context.meters.retried.increment(1);
+        self.context.meters.settled.retried.increment(1);
         self.place.send(Event::Retry(Instant::now() + wait, self.entry));
     }
 

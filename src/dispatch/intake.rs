@@ -17,8 +17,18 @@ use crate::time::{Micros, wall_now};
 /// How far ahead a `paced-not-before` may lie.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
 
+/// Takes in messages by the rules of the downstream.
+pub(super) struct Intake {
+    pub(super) rules: Rules,
+    /// The age at which a job that has not been tried is dead-lettered.
+    pub(super) max_wait: Option<Duration>,
+    arrivals: Arrivals,
+    /// Whether the log has a warning that lanes have no effect.
+    pub(super) has_warned_of_lanes: bool,
+}
+
 /// The result of taking in a message.
-pub(super) enum Intake {
+pub(super) enum Taken {
     /// The job may be released as soon as there is a slot.
     Ready(Entry),
     /// The job may be released from this instant on.
@@ -29,59 +39,51 @@ pub(super) enum Intake {
     Dead(Box<dyn Ticket>, DeadLetter, bool),
 }
 
-/// The bounds of the age of jobs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MaxAges {
-    /// A job that has not been tried is dead-lettered at this age.
-    pub(super) untried: Option<Duration>,
-    /// A job that has been tried is not tried again from this age on.
-    pub(super) tried: Option<Duration>,
-}
-
-/// Takes in a message.
-pub(super) fn intake(
-    delivery: Delivery,
-    rules: &Rules,
-    max_ages: MaxAges,
-    arrivals: &mut Arrivals,
-) -> Intake {
-    let Delivery { message, ticket, stay } = delivery;
-    let job = match job::decode(&message, rules) {
-        Ok(job) => job,
-        Err(Rejection { reason, detail }) => {
-            let letter = DeadLetter::new(reason, detail, Report::UNSENT);
-            return Intake::Dead(ticket, letter, wants_reply(&message, rules));
-        }
-    };
-    let now = wall_now();
-    if let Some(detail) = too_far(job.not_before, now) {
-        let letter = DeadLetter::new(Reason::MalformedHeader, detail, Report::UNSENT);
-        return Intake::Dead(ticket, letter, wants_reply(&message, rules));
+impl Intake {
+    pub(super) fn new(rules: Rules, max_wait: Option<Duration>) -> Self {
+        Self { rules, max_wait, arrivals: Arrivals::default(), has_warned_of_lanes: false }
     }
-    let deadline = job.deadline.filter(|deadline| *deadline < now);
-    let until = stay.as_ref().map(|stay| stay.until);
-    let not_before = job.not_before.max(until).filter(|start| *start > now);
-    let since = Instant::now();
-    let lane = LaneId::of_plan(job.plan);
-    let (first_seen, seq) = arrivals.next(stay.as_ref(), now);
-    let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since, end: None };
-    // A time to come says nothing about the age of a job.
-    let made_at = job.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
-    let born = job.not_before.map_or(made_at, |start| start.max(made_at));
-    let MaxAges { untried, tried } = max_ages;
-    let at = |age: Duration| born.plus(age);
-    let age = Age { born, give_up: untried.map(at), too_old: tried.map(at) };
-    let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
-    let attempts = stay.as_ref().map(attempts).unwrap_or_default();
-    let (held_since, may_park) = (since, true);
-    let mut entry =
-        Entry { job, has_own_id, ticket, first_seen, age, held_since, may_park, attempts, request };
-    entry.renew_end();
-    let report = Report { attempts: attempts.sent, ..Report::UNSENT };
-    match (deadline, not_before) {
-        (Some(deadline), _) => Intake::Expired(entry, expired(deadline, report)),
-        (None, Some(start)) => Intake::Later(arrivals.due(start, (now, since)), entry),
-        (None, None) => Intake::Ready(entry),
+
+    /// Takes in a message. A job that has been tried is not tried again from the age `max_age` on.
+    pub(super) fn take(&mut self, delivery: Delivery, max_age: Option<Duration>) -> Taken {
+        let Self { rules, max_wait, arrivals, .. } = self;
+        let Delivery { message, ticket, stay } = delivery;
+        let job = match job::decode(&message, rules) {
+            Ok(job) => job,
+            Err(Rejection { reason, detail }) => {
+                let letter = DeadLetter::new(reason, detail, Report::UNSENT);
+                return Taken::Dead(ticket, letter, wants_reply(&message, rules));
+            }
+        };
+        let now = wall_now();
+        if let Some(detail) = too_far(job.times.not_before, now) {
+            let letter = DeadLetter::new(Reason::MalformedHeader, detail, Report::UNSENT);
+            return Taken::Dead(ticket, letter, wants_reply(&message, rules));
+        }
+        let deadline = job.times.deadline.filter(|deadline| *deadline < now);
+        let until = stay.as_ref().map(|stay| stay.until);
+        let not_before = job.times.not_before.max(until).filter(|start| *start > now);
+        let since = Instant::now();
+        let lane = LaneId::of_plan(job.plan);
+        let (first_seen, seq) = arrivals.next(stay.as_ref(), now);
+        let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since, end: None };
+        // A time to come says nothing about the age of a job.
+        let made_at = job.times.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
+        let born = job.times.not_before.map_or(made_at, |start| start.max(made_at));
+        let at = |age: Duration| born.plus(age);
+        let age = Age { born, give_up: max_wait.map(at), too_old: max_age.map(at) };
+        let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
+        let attempts = stay.as_ref().map(attempts).unwrap_or_default();
+        let (held_since, may_park) = (since, true);
+        let mut entry =
+            Entry { job, has_own_id, ticket, first_seen, age, held_since, may_park, attempts, request };
+        entry.renew_end();
+        let report = Report { attempts: attempts.sent, ..Report::UNSENT };
+        match (deadline, not_before) {
+            (Some(deadline), _) => Taken::Expired(entry, expired(deadline, report)),
+            (None, Some(start)) => Taken::Later(arrivals.due(start, (now, since)), entry),
+            (None, None) => Taken::Ready(entry),
+        }
     }
 }
 

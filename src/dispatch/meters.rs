@@ -24,22 +24,46 @@ pub(super) struct Meters {
     pub(super) received: Counter,
     /// Messages that the broker delivered malformed.
     pub(super) poison: Counter,
-    released: Counter,
+    releases: Releases,
+    pub(super) settled: Settled,
+    durations: Durations,
+    in_flight: InFlight,
+    totals: Arc<Totals>,
+}
+
+/// The jobs that were handed over to the sink, and how long after their slots.
+#[derive(Clone)]
+struct Releases {
+    count: Counter,
+    lateness: Histogram,
+}
+
+/// The jobs that are settled, by their outcome.
+#[derive(Clone)]
+pub(super) struct Settled {
     delivered: Counter,
     pub(super) retried: Counter,
     dead: Counter,
     pub(super) returned: Counter,
     parked: Counter,
     pub(super) cancelled: Counter,
-    lateness: Histogram,
-    delivering: Histogram,
-    retrying: Histogram,
-    dying: Histogram,
+}
+
+/// How long the sink takes to answer, by the outcome.
+#[derive(Clone)]
+struct Durations {
+    delivered: Histogram,
+    retried: Histogram,
+    dead: Histogram,
+}
+
+/// The jobs that are in each state.
+#[derive(Clone)]
+struct InFlight {
     lane: Gauge,
     held: Gauge,
     sending: Gauge,
     settling: Gauge,
-    totals: Arc<Totals>,
 }
 
 /// Counts a job whose outcome is known while its reply, copy or ack is in progress.
@@ -66,21 +90,29 @@ impl Meters {
             pace: pace.clone(),
             received: series.plain_counter(metric::JOBS_RECEIVED.name),
             poison: series.plain_counter(metric::POISON.name),
-            released: series.plain_counter(metric::JOBS_RELEASED.name),
-            delivered: settled("delivered"),
-            retried: settled("retried"),
-            dead: settled("dead"),
-            returned: settled("returned"),
-            parked: settled("parked"),
-            cancelled: settled("cancelled"),
-            lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
-            delivering: duration("delivered"),
-            retrying: duration("retried"),
-            dying: duration("dead"),
-            lane: state("lane"),
-            held: state("held"),
-            sending: state("sending"),
-            settling: state("settling"),
+            releases: Releases {
+                count: series.plain_counter(metric::JOBS_RELEASED.name),
+                lateness: series.plain_histogram(metric::LATENESS_OF_RELEASE.name),
+            },
+            settled: Settled {
+                delivered: settled("delivered"),
+                retried: settled("retried"),
+                dead: settled("dead"),
+                returned: settled("returned"),
+                parked: settled("parked"),
+                cancelled: settled("cancelled"),
+            },
+            durations: Durations {
+                delivered: duration("delivered"),
+                retried: duration("retried"),
+                dead: duration("dead"),
+            },
+            in_flight: InFlight {
+                lane: state("lane"),
+                held: state("held"),
+                sending: state("sending"),
+                settling: state("settling"),
+            },
             totals,
         }
     }
@@ -107,27 +139,27 @@ impl Meters {
 
     /// Records the hand-over of a job, this long after its slot.
     pub(super) fn release(&self, late: Duration) {
-        self.released.increment(1);
-        self.lateness.record(late.as_secs_f64());
+        self.releases.count.increment(1);
+        self.releases.lateness.record(late.as_secs_f64());
         self.totals.on_released(late);
     }
 
     /// Counts a job that was delivered.
     pub(super) fn delivered(&self) {
-        self.delivered.increment(1);
+        self.settled.delivered.increment(1);
         self.totals.on_delivered();
     }
 
     /// Counts a job that becomes a dead letter for this reason.
     pub(super) fn dead(&self, reason: Reason) {
-        self.dead.increment(1);
+        self.settled.dead.increment(1);
         self.totals.on_dead();
         self.rejected(reason);
     }
 
     /// Counts a job that was parked.
     pub(super) fn parked(&self) {
-        self.parked.increment(1);
+        self.settled.parked.increment(1);
         self.totals.on_parked(1);
     }
 
@@ -139,13 +171,13 @@ impl Meters {
     /// Records an answer of the sink, after this time.
     pub(super) fn dispatched(&self, outcome: &Outcome, took: Duration) {
         let duration = match outcome {
-            Outcome::Delivered(_) => &self.delivering,
+            Outcome::Delivered(_) => &self.durations.delivered,
             Outcome::Retry { .. }
             | Outcome::Throttled { .. }
             | Outcome::Unreachable { .. }
             | Outcome::Outdated { .. }
-            | Outcome::Unreadable { .. } => &self.retrying,
-            Outcome::Dead { .. } => &self.dying,
+            | Outcome::Unreadable { .. } => &self.durations.retried,
+            Outcome::Dead { .. } => &self.durations.dead,
             Outcome::Missed => return,
         };
         duration.record(took.as_secs_f64());
@@ -161,16 +193,16 @@ impl Meters {
     /// Sets the number of jobs that wait, that hold a future slot, and that the sink is sending.
     #[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
     pub(super) fn set_in_flight(&self, lane: usize, held: usize, sending: usize) {
-        self.lane.set(lane as f64);
-        self.held.set(held as f64);
-        self.sending.set(sending as f64);
+        self.in_flight.lane.set(lane as f64);
+        self.in_flight.held.set(held as f64);
+        self.in_flight.sending.set(sending as f64);
     }
 
     /// Counts a job that is being settled, until it is dropped.
     pub(super) fn settling(&self) -> Settling {
-        self.settling.increment(1.0);
+        self.in_flight.settling.increment(1.0);
         self.totals.begin_settling();
-        Settling(self.settling.clone(), Arc::clone(&self.totals))
+        Settling(self.in_flight.settling.clone(), Arc::clone(&self.totals))
     }
 }
 

@@ -53,7 +53,7 @@ pub use job_log::TARGET as JOB_LOG;
 pub use retry::{Backoff, RefusalStatuses, RetryPolicy, StatusRetry, Statuses};
 pub use source::{DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket};
 pub use totals::{LATENESS_BOUNDS, Totals};
-pub use view::{Binding, Counts, Snapshot, View};
+pub use view::{Binding, Counts, Snapshot, TermsInForce, View};
 
 /// The options of one downstream's dispatcher.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::entry::Entry;
 use super::source::Ticket;
-use crate::job::Job;
+use crate::job::{Content, Job};
 
 /// The sends of one downstream that are in progress.
 ///
@@ -127,7 +127,7 @@ impl Record {
 
 /// The fingerprint of a job: the length of its body, and the end of the fields that tell jobs apart.
 fn fingerprint(entry: &Entry) -> u64 {
-    let Job { id, body, .. } = &*entry.job;
+    let Job { id, content: Content { body, .. }, .. } = &*entry.job;
     let text = if entry.has_own_id { id.as_bytes() } else { &body[..] };
     let mut end = [0; 8];
     for (to, from) in end.iter_mut().zip(text.iter().rev()) {
@@ -138,29 +138,10 @@ fn fingerprint(entry: &Entry) -> u64 {
 
 /// Whether two jobs are equal but for their ids.
 fn is_same_request(one: &Job, other: &Job) -> bool {
-    let Job {
-        id: _,
-        lane,
-        cost,
-        plan,
-        priority,
-        made_at,
-        not_before,
-        deadline,
-        method,
-        path,
-        headers,
-        content_type,
-        content_encoding,
-        body,
-        reply,
-    } = one;
+    let Job { id: _, lane, cost, plan, priority, times, request, content, reply } = one;
     (lane, cost, plan, priority) == (&other.lane, &other.cost, &other.plan, &other.priority)
-        && (made_at, not_before, deadline) == (&other.made_at, &other.not_before, &other.deadline)
-        && *method == other.method
-        && (path, headers, reply) == (&other.path, &other.headers, &other.reply)
-        && (content_type, content_encoding) == (&other.content_type, &other.content_encoding)
-        && *body == other.body
+        && (times, request, reply) == (&other.times, &other.request, &other.reply)
+        && *content == other.content
 }
 
 impl SendGuard {

@@ -4,10 +4,10 @@ use std::fmt;
 use std::future::Future;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 
 use crate::job::{Message, Reason};
 use crate::sink::{Receipt, Response};
-use crate::store::BoxFuture;
 use crate::time::Micros;
 
 /// A source of messages: it hands out as many at once as its window allows.

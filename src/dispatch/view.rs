@@ -98,9 +98,17 @@ pub struct Snapshot {
     pub failures: Vec<Failure>,
     /// Why the last call to the store failed, while calls fail.
     pub store_error: Option<String>,
-    /// The generation of the limits in force.
+    /// The limits in force.
+    pub terms: TermsInForce,
+}
+
+/// The limits in force.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TermsInForce {
+    /// Their generation.
     pub generation: u64,
-    /// The fingerprint of the file whose limits are in force, as in [`Terms::fingerprint`](crate::terms::Terms::fingerprint);
+    /// The fingerprint of the file that they are from, as in [`Terms::fingerprint`](crate::terms::Terms::fingerprint);
     /// `None` while it is not known.
     pub fingerprint: Option<u64>,
     pub(super) settings: Arc<Settings>,
@@ -193,28 +201,26 @@ impl Snapshot {
             outage: None,
             failures: Vec::new(),
             store_error: None,
-            generation: 0,
-            fingerprint: None,
-            settings,
+            terms: TermsInForce { generation: 0, fingerprint: None, settings },
         }
     }
 
     /// The limits in force: the downstream's own, and for each plan these again with those of the plan.
     pub fn limits(&self) -> impl Iterator<Item = (Option<&str>, &LimitSet)> {
-        let plans = self.settings.plans.iter().map(|plan| (Some(plan.name.as_str()), &plan.limits));
-        std::iter::once((None, &self.settings.limits)).chain(plans)
+        let plans = self.terms.settings.plans.iter().map(|plan| (Some(plan.name.as_str()), &plan.limits));
+        std::iter::once((None, &self.terms.settings.limits)).chain(plans)
     }
 
     /// How many jobs the downstream's own limits release in a second at most, in the long run.
     #[must_use]
     pub fn rate_limit(&self) -> f64 {
-        self.settings.limits.rate().per_second()
+        self.terms.settings.limits.rate().per_second()
     }
 
     /// How long the downstream's own limits take to release this many jobs after an idle period.
     #[must_use]
     pub fn delay(&self, jobs: u64) -> Duration {
-        let limits: Vec<&Limit> = self.settings.limits.iter().collect();
+        let limits: Vec<&Limit> = self.terms.settings.limits.iter().collect();
         limit_delay(&limits, jobs)
     }
 }

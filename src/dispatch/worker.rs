@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt as _};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -11,20 +12,17 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::arrivals::Arrivals;
 use super::control::OptionsReceiver;
 use super::entry::Entry;
 use super::flight::{self, Event, Flight, FlightContext, FlightGuard};
-use super::intake::{Intake, MaxAges, intake};
+use super::intake::{Intake, Taken};
 use super::meters::Meters;
 use super::preflight::{JobAdmission, Preflight};
 use super::pulse::Beat;
 use super::source::{DeadLetter, Delivery, ParkReason, Source, Ticket};
 use super::{Dispatcher, Drained};
-use crate::job::Rules;
 use crate::pace::{Effect, Engine, Wakeups};
 use crate::sink::{Response, Soon};
-use crate::store::BoxFuture;
 
 mod cancel;
 mod drain;
@@ -35,6 +33,7 @@ mod reload;
 mod report;
 
 use halt::{Halt, Steps};
+use park::Parking;
 use report::Reporting;
 
 /// The most deliveries or events that are handled in a row before due slots are handled.
@@ -46,28 +45,12 @@ pub(super) struct Worker {
     /// A buffer for effects, which is empty between calls.
     effects: Vec<Effect<Entry>>,
     context: Arc<FlightContext>,
-    admission: Rules,
+    intake: Intake,
     halt: Halt,
     flights: Flights,
-    /// A new bound of unsettled messages, for the source.
-    resize: Option<u16>,
-    /// How long sends in flight may take to end once it is stopped.
-    drain_timeout: Duration,
-    /// How long jobs are still sent once it is stopped.
-    linger: Duration,
-    /// How long a job may wait for its first slot.
-    max_wait: Option<Duration>,
-    /// How long a job that cannot go yet is held here.
-    hold_max: Duration,
-    /// The number of jobs that are being parked: one that is refused comes back.
-    parking: usize,
-    /// When it is looked next for jobs that are held for too long.
-    look_at: Instant,
-    /// Whether the log has a warning that lanes have no effect.
-    is_lane_told: bool,
+    parking: Parking,
     /// Ends once connections are open for which the engine waits.
     opened: Option<BoxFuture<'static, ()>>,
-    arrivals: Arrivals,
     reporting: Reporting,
 }
 
@@ -78,6 +61,10 @@ struct Flights {
     abandon: CancellationToken,
     /// The sender for events of flights.
     events: mpsc::UnboundedSender<Event>,
+    /// How long they may take to end once the dispatcher is stopped.
+    drain_timeout: Duration,
+    /// How long new ones still begin once it is stopped.
+    linger: Duration,
 }
 
 /// The inputs of the worker.
@@ -92,9 +79,11 @@ struct Inputs {
 }
 
 impl Flights {
-    fn new() -> (Self, mpsc::UnboundedReceiver<Event>) {
+    fn new(drain_timeout: Duration, linger: Duration) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (sender, events) = mpsc::unbounded_channel();
-        (Self { tasks: TaskTracker::new(), abandon: CancellationToken::new(), events: sender }, events)
+        let (tasks, abandon, linger) =
+            (TaskTracker::new(), CancellationToken::new(), linger.min(drain_timeout));
+        (Self { tasks, abandon, events: sender, drain_timeout, linger }, events)
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
@@ -133,7 +122,7 @@ impl Worker {
             gate: Arc::clone(engine.release().gate()),
             tolerance: engine.release().tolerance(),
         };
-        let (flights, events) = Flights::new();
+        let (flights, events) = Flights::new(options.drain_timeout, options.linger);
         let context = FlightContext {
             downstream: options.downstream.clone(),
             sink,
@@ -149,19 +138,11 @@ impl Worker {
             engine,
             effects: Vec::new(),
             context: Arc::new(context),
-            admission: options.rules,
+            intake: Intake::new(options.rules, options.max_wait),
             halt: Halt::default(),
             flights,
-            resize: None,
-            drain_timeout: options.drain_timeout,
-            linger: options.linger,
-            max_wait: options.max_wait,
-            hold_max: options.hold_max,
-            parking: 0,
-            look_at: Instant::now(),
-            is_lane_told: false,
+            parking: Parking::new(options.hold_max),
             opened: None,
-            arrivals: Arrivals::default(),
             reporting: Reporting::new(board),
         };
         worker.bound_costs();
@@ -174,40 +155,22 @@ impl Worker {
             // Not a branch below: inputs that come all the time would put it off.
             inputs.beat.answer();
             let now = Instant::now();
-            if source.can_park() {
-                self.park_unreachable(now);
-                self.park_long_held(now);
-            }
-            let admission = JobAdmission { rules: &self.admission, preflight: &self.context.preflight };
-            self.engine.tick(now, &admission);
-            self.apply();
+            self.tick(now, source.can_park());
             if ends_at.is_some_and(|end| now >= end || !self.engine.has_slots_by(end)) {
                 break;
             }
-            if !is_open && self.parking == 0 && self.engine.is_idle() && self.halt.has_no_jobs() {
+            if !is_open && self.has_no_jobs() {
                 break;
             }
             self.tick_halt(&mut source, &inputs.steps, now);
-            if let Some(window) = self.resize.take() {
-                source.resize(window);
-            }
-            let release = self.engine.release();
-            self.context.meters.set_in_flight(self.engine.waiting(), release.held(), release.sending());
-            let look = self.look_wake_at().filter(|_| source.can_park());
             self.report(now);
-            let own = self
-                .trial_wake_at()
-                .into_iter()
-                .chain(look)
-                .chain(self.report_wake_at())
-                .chain(ends_at)
-                .min();
+            let own = self.wake_at(source.can_park()).into_iter().chain(ends_at).min();
             let Inputs { stop, wakeups, events, steps, news, beat } = &mut inputs;
             tokio::select! {
                 biased;
                 () = stop.cancelled(), if ends_at.is_none() => {
                     self.engine.stop_asking();
-                    ends_at = Some(Instant::now() + self.linger.min(self.drain_timeout));
+                    ends_at = Some(Instant::now() + self.flights.linger);
                 }
                 // Events of flights may close the gate for slots that come now.
                 Some(event) = events.recv() => {
@@ -233,6 +196,28 @@ impl Worker {
             }
         }
         self.drain(source, inputs.events).await
+    }
+
+    /// Does everything that is due at `now`, but for halts and reports.
+    fn tick(&mut self, now: Instant, can_park: bool) {
+        if can_park {
+            self.park_unreachable(now);
+            self.park_long_held(now);
+        }
+        let admission = JobAdmission { rules: &self.intake.rules, preflight: &self.context.preflight };
+        self.engine.tick(now, &admission);
+        self.apply();
+    }
+
+    /// Returns the next instant at which something is due, except for what the engine waits for.
+    fn wake_at(&self, can_park: bool) -> Option<Instant> {
+        let scan = self.park_scan_at().filter(|_| can_park);
+        self.trial_wake_at().into_iter().chain(scan).chain(self.report_wake_at()).min()
+    }
+
+    /// Whether every job is sent, settled or parked.
+    fn has_no_jobs(&self) -> bool {
+        self.parking.in_progress == 0 && self.engine.is_idle() && self.halt.has_no_jobs()
     }
 
     /// Applies the effects of the engine.
@@ -274,25 +259,24 @@ impl Worker {
             meters.home();
         }
         let reason = delivery.stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
-        let max_ages = MaxAges { untried: self.max_wait, tried: self.context.retry.max_age };
-        match intake(delivery, &self.admission, max_ages, &mut self.arrivals) {
-            Intake::Ready(entry) => {
-                self.tell_of_lane(&entry);
+        match self.intake.take(delivery, self.context.retry.max_age) {
+            Taken::Ready(entry) => {
+                self.warn_of_lane(&entry);
                 self.unless_ended(entry).into_iter().for_each(|entry| self.engine.offer(entry));
             }
-            Intake::Later(due, entry) => {
-                self.tell_of_lane(&entry);
+            Taken::Later(due, entry) => {
+                self.warn_of_lane(&entry);
                 let entry = self.unless_ended(entry);
                 entry.into_iter().for_each(|entry| self.wait(due, reason, entry));
             }
-            Intake::Expired(entry, letter) => {
+            Taken::Expired(entry, letter) => {
                 // A send that began in time decides on its message, however late that is delivered again.
                 if let Some(Entry { ticket, job, .. }) = self.unless_ended(entry) {
                     let reply = job.reply.is_some().then(Response::default);
                     self.dead_letter((ticket, Some(job.id.clone())), letter, reply);
                 }
             }
-            Intake::Dead(ticket, letter, wants_reply) => {
+            Taken::Dead(ticket, letter, wants_reply) => {
                 self.dead_letter((ticket, None), letter, wants_reply.then(Response::default));
             }
         }
@@ -302,9 +286,9 @@ impl Worker {
     }
 
     /// Warns once if a producer expects its jobs to be scheduled by lanes.
-    fn tell_of_lane(&mut self, entry: &Entry) {
-        if !self.is_lane_told && !entry.job.lane.is_empty() {
-            self.is_lane_told = true;
+    fn warn_of_lane(&mut self, entry: &Entry) {
+        if !self.intake.has_warned_of_lanes && !entry.job.lane.is_empty() {
+            self.intake.has_warned_of_lanes = true;
             tracing::warn!(
                 downstream = self.context.downstream,
                 "messages have paced-lane, which has no effect yet: one tenant's backlog stands before the jobs of others"
@@ -363,9 +347,9 @@ impl Worker {
                 }
                 self.wait(due, ParkReason::Retry, entry);
             }
-            Event::Parked => self.parking -= 1,
+            Event::Parked => self.parking.in_progress -= 1,
             Event::Unparked(due, entry) => {
-                self.parking -= 1;
+                self.parking.in_progress -= 1;
                 if entry.ticket.is_live()
                     && let Some(entry) = self.unless_cancelled(entry)
                 {

@@ -1,31 +1,29 @@
 //! A secret that is read again whenever it is needed.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::ReadSecret;
+use super::{ReadSecret, Reloaded, Source};
+use crate::episode::Episode;
 
 /// A secret that is read again whenever it is needed, such as for a new connection.
 pub(crate) struct FreshSecret {
     /// What the log calls it.
     name: &'static str,
-    read: ReadSecret,
-    /// What was read last.
-    last: Mutex<String>,
-    /// Held by the thread that reads, so that a file system that does not answer keeps one thread only.
-    reading: Arc<tokio::sync::Mutex<()>>,
-    /// Whether the last attempt failed, which was logged then.
-    has_failed: AtomicBool,
+    text: Reloaded<String>,
+    failure: Mutex<Episode>,
 }
 
 impl FreshSecret {
     pub(crate) fn new(name: &'static str, text: String, read: ReadSecret) -> Self {
-        let (last, reading) = (Mutex::new(text), Arc::default());
-        Self { name, read, last, reading, has_failed: AtomicBool::new(false) }
+        let ReadSecret(read) = read;
+        let read = Box::new(move |_: &String| read().map(Some));
+        // It is read each time, and what fails is logged here.
+        let source = Source { files: Vec::new(), read, log: Box::new(|_| {}) };
+        Self { name, text: Reloaded::new(text, Some(source)), failure: Mutex::default() }
     }
 
     /// The secret as it is now, or as it was read last if it cannot be read within `patience`. That must be well below the
@@ -33,29 +31,19 @@ impl FreshSecret {
     ///
     /// Cancel safe.
     pub(crate) async fn current(&self, patience: Duration) -> String {
-        let read = async {
-            let reading = Arc::clone(&self.reading).lock_owned().await;
-            let ReadSecret(read) = self.read.clone();
-            let read = tokio::task::spawn_blocking(move || {
-                let _reading = reading;
-                read()
-            });
-            read.await.unwrap_or_else(|error| Err(format!("reading was broken off: {error}")))
-        };
         let late = || Err(format!("its file system does not answer within {patience:?}"));
-        let read = timeout(patience, read).await.unwrap_or_else(|_| late());
-        let had_failed = self.has_failed.swap(read.is_err(), Ordering::Relaxed);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = timeout(patience, self.text.read()).await.unwrap_or_else(|_| late());
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         match read {
-            Ok(text) => *last = text,
-            Err(error) if !had_failed => tracing::error!(
+            Ok(_) => drop(failure.end()),
+            Err(error) if failure.note(()) => tracing::error!(
                 secret = self.name,
                 error,
                 "a secret cannot be read again: the one read before is used until it can"
             ),
             Err(_) => {}
         }
-        last.clone()
+        String::clone(&self.text.current())
     }
 }
 
@@ -67,7 +55,7 @@ impl fmt::Debug for FreshSecret {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
 
     use super::*;
 

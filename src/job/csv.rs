@@ -135,7 +135,7 @@ fn hint(name: &str) -> String {
 fn set(message: &mut Message, key: &str, column: &Column, cell: &[u8]) -> Result<(), LineError> {
     let wrong = |expected| LineError::Type { key: key.to_owned(), expected };
     if *column == Column::Body {
-        message.body = Bytes::copy_from_slice(cell);
+        message.content.body = Bytes::copy_from_slice(cell);
         return Ok(());
     }
     let text = str::from_utf8(cell).map_err(|_| wrong("text in UTF-8"))?;
@@ -204,7 +204,7 @@ mod tests {
     fn empty_cells_are_absent_and_a_body_may_be_any_bytes() {
         assert_eq!(message("id,cost,priority,body", &[b"", b"", b"", b""]), Ok(Message::default()));
         let message = message("body", &[b"\xff\"\n"]).expect("a job");
-        assert_eq!(&message.body[..], b"\xff\"\n");
+        assert_eq!(&message.content.body[..], b"\xff\"\n");
     }
 
     #[test]

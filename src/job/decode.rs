@@ -4,8 +4,8 @@ use uuid::Uuid;
 
 use super::nearest::nearest;
 use super::{
-    CostBound, Job, MaxCost, Message, PlanRules, Reason, Rejection, ReplyTo, Rules, Value, header, path,
-    shown, value,
+    Content, CostBound, Job, MaxCost, Message, PlanRules, Reason, Rejection, ReplyTo, Request, Rules, Times,
+    Value, header, path, shown, value,
 };
 use crate::time::Micros;
 
@@ -51,15 +51,16 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         return Err(Rejection::malformed(detail));
     }
     let id = id(message.message_id.as_deref())?;
-    let content_type = header::property("content_type", message.content_type.as_deref())?;
-    let content_encoding = header::property("content_encoding", message.content_encoding.as_deref())?;
+    let Content { body, content_type, content_encoding } = &message.content;
+    let content_type = header::property("content_type", content_type.as_deref())?;
+    let content_encoding = header::property("content_encoding", content_encoding.as_deref())?;
     let fields = Fields::read(&message.headers, rules)?;
     let plan = fields.plan.or(rules.default_plan);
     let most = plan.and_then(|plan| rules.plans.get(plan)).map_or(&rules.max_cost, |plan| &plan.max_cost);
     let cost = fields.cost.map_or(Ok(1), |cost| fitting(cost, most));
     let cost = cost.map_err(|detail| Rejection::new(Reason::CostTooLarge, detail))?;
-    if message.body.len() > rules.max_body {
-        let (is, most) = (message.body.len(), rules.max_body);
+    if body.len() > rules.max_body {
+        let (is, most) = (body.len(), rules.max_body);
         return Err(Rejection::new(
             Reason::BodyTooLarge,
             format!("the body has {is} bytes; send at most {most}, or raise `http.max_body`"),
@@ -73,16 +74,18 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         cost,
         plan,
         priority: message.priority.unwrap_or(0).min(MAX_PRIORITY),
-        // 0 is what clients send that have no clock.
-        made_at: message.timestamp.filter(|seconds| *seconds > 0).map(made_at),
-        not_before: fields.not_before,
-        deadline: fields.deadline,
-        method: fields.method.unwrap_or("POST"),
-        path: fields.path.unwrap_or_default(),
-        headers: fields.request,
-        content_type,
-        content_encoding,
-        body: message.body.clone(),
+        times: Times {
+            // 0 is what clients send that have no clock.
+            made_at: message.timestamp.filter(|seconds| *seconds > 0).map(made_at),
+            not_before: fields.not_before,
+            deadline: fields.deadline,
+        },
+        request: Request {
+            method: fields.method.unwrap_or("POST"),
+            path: fields.path.unwrap_or_default(),
+            headers: fields.request,
+        },
+        content: Content { body: body.clone(), content_type, content_encoding },
         reply: reply
             .map(|queue| ReplyTo { queue: queue.to_owned(), correlation_id: message.correlation_id.clone() }),
     })

@@ -29,12 +29,8 @@ pub use reply::ReplyRules;
 pub struct Message {
     /// The routing key that it was published with.
     pub routing_key: String,
-    /// The body, opaque.
-    pub body: Bytes,
-    /// MIME type of the body.
-    pub content_type: Option<String>,
-    /// Encoding of the body.
-    pub content_encoding: Option<String>,
+    /// The body.
+    pub content: Content,
     /// The producer's id.
     pub message_id: Option<String>,
     /// AMQP priority.
@@ -50,6 +46,23 @@ pub struct Message {
     /// What is wrong with the message as its broker delivered it. It is no job then, and parts that could not be read
     /// are missing here.
     pub malformed: Option<String>,
+}
+
+/// A body, and what it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// The body, opaque.
+    pub body: Bytes,
+    /// MIME type of the body.
+    pub content_type: Option<String>,
+    /// Encoding of the body.
+    pub content_encoding: Option<String>,
+}
+
+impl From<Bytes> for Content {
+    fn from(body: Bytes) -> Self {
+        Self { body, ..Self::default() }
+    }
 }
 
 /// The value of a header, of a type that jobs use.
@@ -80,26 +93,36 @@ pub struct Job {
     pub plan: Option<usize>,
     /// 0 to 9, higher first.
     pub priority: u8,
+    /// When it was made, and may be released.
+    pub times: Times,
+    /// The request that it becomes, apart from the body.
+    pub request: Request,
+    /// The body of the request.
+    pub content: Content,
+    /// The queue that the outcome is published to, and the id to return.
+    pub reply: Option<ReplyTo>,
+}
+
+/// The times of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
     /// When its producer made it, by the producer's clock, if the message says so.
     pub made_at: Option<Micros>,
     /// The job is not released before this instant, by the wall clock.
     pub not_before: Option<Micros>,
     /// The job is dead-lettered as expired after this instant, by the wall clock.
     pub deadline: Option<Micros>,
+}
+
+/// The request that a job becomes, apart from the body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
     /// HTTP method, in upper case.
     pub method: &'static str,
     /// The path appended to the base URL; checked, and without a leading slash.
     pub path: String,
     /// Allowed request headers, names in lower case.
     pub headers: Vec<(String, String)>,
-    /// MIME type of the body.
-    pub content_type: Option<String>,
-    /// Encoding of the body.
-    pub content_encoding: Option<String>,
-    /// The body, opaque.
-    pub body: Bytes,
-    /// The queue that the outcome is published to, and the id to return.
-    pub reply: Option<ReplyTo>,
 }
 
 /// The queue in which a producer waits for the outcome.

@@ -142,11 +142,11 @@ const INSTANT: &str = "milliseconds since 1970, or RFC 3339 text";
 
 fn body(message: &mut Message, raw: &RawValue) -> Result<(), LineError> {
     if raw.get().starts_with('"') {
-        message.body = Bytes::from(string("body", raw)?);
+        message.content.body = Bytes::from(string("body", raw)?);
     } else {
-        message.body = Bytes::copy_from_slice(raw.get().as_bytes());
+        message.content.body = Bytes::copy_from_slice(raw.get().as_bytes());
         // A header `content-type` takes precedence, wherever it stands in the line.
-        message.content_type.get_or_insert_with(|| "application/json".to_owned());
+        message.content.content_type.get_or_insert_with(|| "application/json".to_owned());
     }
     Ok(())
 }
@@ -174,9 +174,9 @@ pub(super) fn set_request_header(message: &mut Message, name: &str, value: Value
         ("content-type" | "content-encoding", Value::Text(text)) => {
             let text = String::from_utf8_lossy(text).into_owned();
             let property = if name == "content-type" {
-                &mut message.content_type
+                &mut message.content.content_type
             } else {
-                &mut message.content_encoding
+                &mut message.content.content_encoding
             };
             *property = Some(text);
         }

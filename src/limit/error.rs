@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{LONGEST_LOG, MAX_LIMITS};
+use super::bounds::{LONGEST_LOG, MAX_LIMITS};
 use crate::rate::{Rate, RateError};
 
 /// The reason why numbers make no limit, or why no exact arithmetic in 53 bits can hold them.

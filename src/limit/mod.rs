@@ -5,6 +5,7 @@
 //! instant therefore fits at every later one until more is taken, and the latest of several limits' `earliest` fits all
 //! of them.
 
+mod bounds;
 pub mod calendar;
 mod decision;
 mod error;
@@ -14,6 +15,7 @@ mod lanes;
 mod leaky_bucket;
 mod mark;
 mod new;
+mod pause;
 mod plan;
 mod rerate;
 mod set;
@@ -28,6 +30,7 @@ mod window;
 use crate::rate::Rate;
 use crate::time::Micros;
 
+pub use bounds::{LONGEST_LOG, MAX_BATCH, MAX_LIMITS};
 pub use calendar::Calendar;
 pub use decision::{Decision, Standing};
 pub use error::LimitError;
@@ -38,15 +41,12 @@ pub use mark::Mark;
 pub use plan::{Charge, Costs, Passed, Plan, Refusal, Verdict};
 #[doc(hidden)]
 pub use rerate::{Problem, rate_text};
-pub use set::{Combine, LimitSet, MAX_LIMITS, Row};
+pub use set::{Combine, LimitSet, Row};
 pub(crate) use share::replica_share;
-pub use sliding_log::{LONGEST_LOG, Log, SlidingLog};
+pub use sliding_log::{Log, SlidingLog};
 pub use sliding_window::{Buckets, SlidingWindow};
 pub use tat::{Tat, Under};
 pub use window::{Counting, Edges, Window};
-
-/// The most jobs of one call.
-pub const MAX_BATCH: usize = 1024;
 
 /// A named limit. The name is the key of its state, so numbers may change and the state stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +101,6 @@ pub enum Level {
 #[cfg(feature = "redis")]
 impl State {
     /// Whether the mark of the level is less than all of it.
-    #[cfg(feature = "redis")]
     pub(crate) const fn is_partly_marked(&self) -> bool {
         matches!(self.level, Level::Buckets(_) | Level::Log(_))
     }
@@ -349,41 +348,6 @@ impl Limit {
             (_, level @ Level::Window(_)) => level,
         };
         self.adopt(State { last: Micros((last.0 - back).max(0)), level })
-    }
-
-    /// The state during and after a pause: nothing fits before `until`. After it the GCRA family continues at its pace,
-    /// without a burst; a window has what is left of it. A pause that ended long before `now` has no effect.
-    #[must_use]
-    pub fn pause(&self, state: State, until: Micros, now: Micros) -> State {
-        if !self.is_affected_by_pause(until, now) {
-            return state;
-        }
-        let State { last, level } = state;
-        match (self.tat(), level) {
-            (Some((pace, _)), Level::Tat(tat, under)) => {
-                let end = pace.paused(until);
-                // The burst is used up at the end of the pause: pending units count from there, under another rate too.
-                let last = if tat < end { last.max(until) } else { last };
-                State { last, level: Level::Tat(tat.max(end), under) }
-            }
-            (_, level) => State { last: last.max(until), level },
-        }
-    }
-
-    /// The state of a limit whose counts start again from 0: nothing fits before `from`, the latest slot there was. The
-    /// GCRA family continues at its pace from there, without a burst; a window has all its units.
-    #[must_use]
-    pub fn restarted(&self, from: Micros) -> State {
-        let level = match self.tat() {
-            Some((pace, _)) => Level::Tat(pace.advance(Tat::whole(from), pace.burst().into()), pace.under()),
-            None => self.fresh().level,
-        };
-        State { last: from, level }
-    }
-
-    /// Whether a pause until then still has an effect at `now`: the burst has not come back completely.
-    pub(crate) fn is_affected_by_pause(&self, until: Micros, now: Micros) -> bool {
-        self.tat().map_or(until, |(pace, _)| pace.paused(until).ceil()) > now
     }
 
     /// The instant from which the state equals absence: all units have come back.

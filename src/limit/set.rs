@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use super::plan::{Charge, Costs, Verdict};
-use super::{Decision, Limit, LimitError, Mark, Standing, State};
+use super::{Decision, Limit, LimitError, MAX_LIMITS, Mark, Standing, State};
 use crate::rate::Rate;
 use crate::time::Micros;
-
-/// The most limits of one set.
-pub const MAX_LIMITS: usize = 16;
 
 /// How the limits of a set combine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

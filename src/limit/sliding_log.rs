@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{LimitError, Standing};
+use super::{LONGEST_LOG, LimitError, Standing};
 use crate::rate::Rate;
 use crate::time::Micros;
 
@@ -23,9 +23,6 @@ pub struct Log {
     /// The first instant at which none of the dropped entries would count: the frontier cannot go back before it.
     pub cleared: Micros,
 }
-
-/// The highest N of a log.
-pub const LONGEST_LOG: u64 = 10_000;
 
 impl SlidingLog {
     /// A log of `count` units per `period`.

@@ -21,7 +21,7 @@ mod terms;
 pub(crate) mod testing;
 mod waiter;
 
-pub(crate) use engine::{Admission, Effect, Engine, EngineView, Hold, Refusal, Stamp, Wakeups};
+pub(crate) use engine::{Admission, Answered, Effect, Engine, EngineView, Hold, Refusal, Wakeups};
 pub use pacing::Peers;
 pub(crate) use release::Unused;
 pub(crate) use schedule::TurnTaking;

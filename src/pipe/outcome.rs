@@ -60,23 +60,30 @@ struct Out<'a> {
     status: Option<u16>,
     attempts: u32,
     released_at: Option<String>,
+    #[serde(flatten)]
+    body: Body<'a>,
+}
+
+/// The keys of the body, of which there are none if bodies are not written.
+#[derive(Debug, Default, Serialize, PartialEq, Eq)]
+struct Body<'a> {
     /// The body as text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    body: Option<Option<Cow<'a, str>>>,
+    #[serde(rename = "body", skip_serializing_if = "Option::is_none")]
+    text: Option<Option<Cow<'a, str>>>,
     /// The body in base64, if it is no text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    body_base64: Option<String>,
+    #[serde(rename = "body_base64", skip_serializing_if = "Option::is_none")]
+    base64: Option<String>,
     /// Whether the body is as long as the longest that is kept, and may have been longer.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    body_cut: bool,
+    #[serde(rename = "body_cut", skip_serializing_if = "std::ops::Not::not")]
+    cut: bool,
 }
 
 impl AnswerBody {
-    /// The body as text and as base64, of which there is one at most, and whether it may be cut.
-    fn keys(&self) -> (Option<Option<Cow<'_, str>>>, Option<String>, bool) {
+    /// The body as text or as base64, and whether it may be cut.
+    fn keys(&self) -> Body<'_> {
         let body = match self {
-            Self::Unwanted => return (None, None, false),
-            Self::None => return (Some(None), None, false),
+            Self::Unwanted => return Body::default(),
+            Self::None => return Body { text: Some(None), ..Body::default() },
             Self::Kept(body) => body,
         };
         let cut = body.len() >= MAX_ANSWER;
@@ -89,8 +96,8 @@ impl AnswerBody {
             Err(_) => None,
         };
         match text {
-            Some(text) => (Some(Some(Cow::Borrowed(text))), None, cut),
-            None => (None, Some(BASE64_STANDARD.encode(body)), cut),
+            Some(text) => Body { text: Some(Some(Cow::Borrowed(text))), base64: None, cut },
+            None => Body { text: None, base64: Some(BASE64_STANDARD.encode(body)), cut },
         }
     }
 }
@@ -107,7 +114,6 @@ impl Record {
     }
 
     fn write(&self, out: &mut Vec<u8>) -> io::Result<()> {
-        let (body, body_base64, body_cut) = self.body.keys();
         let line = Out {
             line: self.line,
             id: &self.id,
@@ -116,9 +122,7 @@ impl Record {
             status: self.report.status,
             attempts: self.report.attempts,
             released_at: self.report.released_at.and_then(rfc3339),
-            body,
-            body_base64,
-            body_cut,
+            body: self.body.keys(),
         };
         // The id and the body are foreign text, so they are escaped.
         out.extend_from_slice(escaped_json(&serde_json::to_string(&line)?).as_bytes());
@@ -202,14 +206,20 @@ struct Counts {
     skipped: AtomicU64,
     returned: AtomicU64,
     resumed: AtomicU64,
-    unreadable: AtomicBool,
-    mismatched: AtomicBool,
-    /// Whether the input was read to its end.
-    ended: AtomicBool,
     /// Jobs that the source has handed out.
     handed_out: AtomicU64,
     /// Outcomes that are written.
     written: AtomicU64,
+    input: Input,
+}
+
+/// The state of the input.
+#[derive(Debug, Default)]
+struct Input {
+    unreadable: AtomicBool,
+    mismatched: AtomicBool,
+    /// Whether it was read to its end.
+    ended: AtomicBool,
 }
 
 impl Progress {
@@ -224,8 +234,8 @@ impl Progress {
             skipped: read(&self.0.skipped),
             returned: read(&self.0.returned),
             resumed: read(&self.0.resumed),
-            unreadable: self.0.unreadable.load(Ordering::Relaxed),
-            mismatched: self.0.mismatched.load(Ordering::Relaxed),
+            unreadable: self.0.input.unreadable.load(Ordering::Relaxed),
+            mismatched: self.0.input.mismatched.load(Ordering::Relaxed),
         }
     }
 
@@ -242,7 +252,7 @@ impl Progress {
     pub fn entries(&self) -> Option<u64> {
         let totals = self.totals();
         let read = self.0.handed_out.load(Ordering::Relaxed) + totals.resumed + totals.skipped;
-        self.0.ended.load(Ordering::Relaxed).then_some(read)
+        self.0.input.ended.load(Ordering::Relaxed).then_some(read)
     }
 
     /// Whether the outcome of every job that has one is written.
@@ -281,15 +291,15 @@ impl Progress {
     }
 
     pub(super) fn ended(&self) {
-        self.0.ended.store(true, Ordering::Relaxed);
+        self.0.input.ended.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn mismatched(&self) {
-        self.0.mismatched.store(true, Ordering::Relaxed);
+        self.0.input.mismatched.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn unreadable(&self) {
-        self.0.unreadable.store(true, Ordering::Relaxed);
+        self.0.input.unreadable.store(true, Ordering::Relaxed);
     }
 }
 
@@ -346,7 +356,7 @@ mod tests {
         let longest = "x".repeat(MAX_ANSWER - 1);
         let keys = |body: &[u8]| {
             let body = AnswerBody::Kept(Bytes::copy_from_slice(body));
-            let (text, base64, cut) = body.keys();
+            let Body { text, base64, cut } = body.keys();
             (text.flatten().map(Cow::into_owned), base64, cut)
         };
         assert_eq!(keys(b""), (Some(String::new()), None, false));
@@ -357,7 +367,7 @@ mod tests {
             keys(format!("{longest}ü").as_bytes()[..MAX_ANSWER].as_ref()),
             (Some(longest), None, true)
         );
-        assert_eq!(AnswerBody::None.keys(), (Some(None), None, false));
-        assert_eq!(AnswerBody::Unwanted.keys(), (None, None, false));
+        assert_eq!(AnswerBody::None.keys(), Body { text: Some(None), ..Body::default() });
+        assert_eq!(AnswerBody::Unwanted.keys(), Body::default());
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio::io::AsyncBufRead;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use uuid::Uuid;
@@ -14,7 +15,6 @@ use super::{Notice, Notify, PipeOptions, WINDOW};
 use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket};
 use crate::job::{Message, Reason, shown};
 use crate::sink::{Receipt, Response};
-use crate::store::BoxFuture;
 
 /// The queue that a job names, so that its answer is kept. There is no broker, and the ticket takes the reply.
 const REPLY_TO: &str = "outcome";

@@ -29,12 +29,20 @@ pub(super) struct Rows<R> {
     line: u64,
     /// The line at which the row begins; `None` between two rows.
     start: Option<u64>,
-    /// Whether the row is over a bound, so that its cells are not kept.
-    too_long: bool,
+    row: RowBuffer,
+}
+
+/// The cells of the row that is read.
+#[derive(Debug)]
+struct RowBuffer {
+    /// The text of all cells, of which this much is in use.
     text: Vec<u8>,
     used: usize,
+    /// The end of each cell in the text, of which this many are in use.
     ends: Vec<usize>,
     cells: usize,
+    /// Whether the row is over a bound, so that its cells are not kept.
+    too_long: bool,
 }
 
 impl<R: AsyncBufRead + Unpin> Rows<R> {
@@ -46,11 +54,7 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
             longest,
             line: 1,
             start: None,
-            too_long: false,
-            text: vec![0; 1024],
-            used: 0,
-            ends: vec![0; 16],
-            cells: 0,
+            row: RowBuffer { text: vec![0; 1024], used: 0, ends: vec![0; 16], cells: 0, too_long: false },
         }
     }
 
@@ -62,6 +66,7 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
     /// # Errors
     /// An error of the reader.
     pub(super) async fn next(&mut self) -> io::Result<Option<(u64, Row)>> {
+        let row = &mut self.row;
         loop {
             let available = self.reader.fill_buf().await?;
             if self.start.is_none() {
@@ -71,33 +76,33 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
                     self.reader.consume(blank);
                     continue;
                 }
-                (self.used, self.cells, self.too_long) = (0, 0, false);
+                (row.used, row.cells, row.too_long) = (0, 0, false);
             }
             let start = *self.start.get_or_insert(self.line);
-            if self.too_long {
+            if row.too_long {
                 // The parser goes on to the end of the row.
-                (self.used, self.cells) = (0, 0);
+                (row.used, row.cells) = (0, 0);
             }
-            let room = (&mut self.text[self.used..], &mut self.ends[self.cells..]);
+            let room = (&mut row.text[row.used..], &mut row.ends[row.cells..]);
             let (result, read, written, ended) = self.parser.read_record(available, room.0, room.1);
             self.line += feeds(&available[..read]);
             self.reader.consume(read);
-            self.used += written;
-            self.cells += ended;
+            row.used += written;
+            row.cells += ended;
             match result {
                 ReadRecordResult::InputEmpty => {}
-                ReadRecordResult::OutputFull if self.text.len() < self.longest => {
-                    let length = (self.text.len() * 2).min(self.longest);
-                    self.text.resize(length, 0);
+                ReadRecordResult::OutputFull if row.text.len() < self.longest => {
+                    let length = (row.text.len() * 2).min(self.longest);
+                    row.text.resize(length, 0);
                 }
-                ReadRecordResult::OutputEndsFull if self.ends.len() < MAX_CELLS => {
-                    self.ends.resize(self.ends.len() * 2, 0);
+                ReadRecordResult::OutputEndsFull if row.ends.len() < MAX_CELLS => {
+                    row.ends.resize(row.ends.len() * 2, 0);
                 }
-                ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => self.too_long = true,
+                ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => row.too_long = true,
                 ReadRecordResult::Record => {
                     self.start = None;
-                    if self.too_long {
-                        self.cells = 0;
+                    if row.too_long {
+                        row.cells = 0;
                         return Ok(Some((start, Row::TooLong)));
                     }
                     return Ok(Some((start, Row::Whole)));
@@ -109,9 +114,9 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
 
     /// The cells of the row that was read last; none of one that was skipped.
     pub(super) fn cells(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        (0..self.cells).map(|index| {
-            let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-            &self.text[start..self.ends[index]]
+        (0..self.row.cells).map(|index| {
+            let start = index.checked_sub(1).map_or(0, |before| self.row.ends[before]);
+            &self.row.text[start..self.row.ends[index]]
         })
     }
 

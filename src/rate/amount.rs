@@ -1,10 +1,9 @@
 //! Amounts as they are written: windows and quotas count up to the N as written.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use super::{LONGEST, Rate, RateError, micros, suggestion, text};
+use super::{LONGEST, Period, Rate, RateError, micros, text};
 
 /// A number of units per period, as written: `1000/minute` stays a thousand a minute, while a [`Rate`] is reduced to 1
 /// in 60 ms.
@@ -25,36 +24,6 @@ use super::{LONGEST, Rate, RateError, micros, suggestion, text};
 pub struct Amount {
     count: u64,
     period: Period,
-}
-
-/// The period of an [`Amount`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Period {
-    /// A number of microseconds. A day has 86 400 000 000 of them; a quota decides whether it means a day of the
-    /// calendar.
-    Micros(u64),
-    /// A week of the calendar, which begins on Monday. Only quotas have it.
-    Week,
-    /// A month of the calendar. Only quotas have it.
-    Month,
-}
-
-impl Period {
-    /// Whether only a calendar determines when the period ends.
-    #[must_use]
-    pub const fn is_calendar(self) -> bool {
-        matches!(self, Self::Week | Self::Month)
-    }
-
-    /// Returns its longest duration: 7 days for a week, and 31 for a month.
-    #[must_use]
-    pub const fn longest(self) -> Duration {
-        match self {
-            Self::Micros(micros) => Duration::from_micros(micros),
-            Self::Week => Duration::from_secs(7 * 86_400),
-            Self::Month => Duration::from_secs(31 * 86_400),
-        }
-    }
 }
 
 impl Amount {
@@ -116,16 +85,6 @@ impl Amount {
 
 // `Amount::checked` relies on this bound of counts.
 const _: () = assert!(LONGEST < 1 << 53);
-
-impl FromStr for Amount {
-    type Err = RateError;
-
-    fn from_str(text: &str) -> Result<Self, RateError> {
-        read(text).unwrap_or_else(|| {
-            Err(RateError::Syntax { text: text.to_owned(), suggestion: suggestion::of(text) })
-        })
-    }
-}
 
 /// Reads an amount; `None` if the text does not even have the form.
 pub(super) fn read(text: &str) -> Option<Result<Amount, RateError>> {

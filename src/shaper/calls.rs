@@ -4,9 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-
-use crate::store::BoxFuture;
 
 /// The queue of each key, and the calls in flight. A key is kept as long as its queue is not empty or it has a call in
 /// flight.

@@ -1,22 +1,21 @@
 //! The state that all clones of a shaper and its reservations share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument as _;
 
-use super::ReserveError;
-use super::driver::{Driver, Message};
+use super::driver::Driver;
+use super::known::Known;
+use super::message::Message;
 use super::task::Task;
 use crate::home::Home;
 use crate::pace::release::clock::ReleaseClock;
-use crate::pace::release::{PauseGate, Tolerance};
-use crate::pace::{LaneId, Settings, Stamp};
-use crate::store::{Scope, SlotClock, Status, Store, StoreError};
-use crate::time::Micros;
+use crate::pace::{Answered, LaneId, Settings};
+use crate::store::{Scope, Stamp, Store, StoreError};
 
 /// The number of drivers that a request is sent to. A driver may end before its answer: by a panic of the store, or with
 /// the runtime that was given.
@@ -43,65 +42,6 @@ pub(super) struct Core {
     next_seq: AtomicU64,
     /// The units of the waiting callers of each lane.
     units: Box<[AtomicU64]>,
-}
-
-/// The driver's state that callers read directly.
-#[derive(Debug)]
-pub(super) struct Known {
-    /// The settings in force, and the tolerance under them.
-    in_force: Mutex<(Arc<Settings>, Tolerance)>,
-    /// Maps slots to this process's clock.
-    pub(super) slots: Arc<SlotClock>,
-    /// The gate that is closed for slots in a pause.
-    pub(super) gate: Arc<PauseGate>,
-    /// Notified when the store's clock stepped, or a pause began or ended.
-    pub(super) recheck: Notify,
-    /// The error of the last call, if the store has granted no slots since.
-    trouble: Mutex<Option<ReserveError>>,
-    /// This shaper's name at the store, once a driver has started.
-    pub(super) replica: OnceLock<Arc<str>>,
-}
-
-impl Known {
-    pub(super) fn new(settings: Settings) -> Self {
-        let tolerance = Tolerance::of(&settings);
-        Self {
-            in_force: Mutex::new((Arc::new(settings), tolerance)),
-            slots: Arc::default(),
-            gate: Arc::default(),
-            recheck: Notify::new(),
-            trouble: Mutex::default(),
-            replica: OnceLock::new(),
-        }
-    }
-
-    pub(super) fn settings(&self) -> Arc<Settings> {
-        Arc::clone(&locked(&self.in_force).0)
-    }
-
-    /// Sets the settings in force.
-    pub(super) fn follow(&self, settings: Arc<Settings>) {
-        let tolerance = Tolerance::of(&settings);
-        *locked(&self.in_force) = (settings, tolerance);
-    }
-
-    /// Returns how late a slot may be used.
-    pub(super) fn tolerance(&self) -> Duration {
-        locked(&self.in_force).1.at_handover
-    }
-
-    pub(super) fn trouble(&self) -> Option<ReserveError> {
-        locked(&self.trouble).clone()
-    }
-
-    pub(super) fn set_trouble(&self, error: Option<ReserveError>) {
-        *locked(&self.trouble) = error;
-    }
-}
-
-/// Locks a mutex. Nothing panics while it holds one of these locks.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Core {
@@ -172,7 +112,7 @@ impl Core {
         tokio::select! {
             biased;
             // Not within the timers' runtime, or it would be made on the caller's task.
-            done = self.home().run(call) => done?,
+            done = self.home().run(call) => done.map_err(StoreError::from)?,
             () = self.home().timed(async { sleep(LONGEST_CALL).await }) => {
                 Err(StoreError::Invalid("the runtime that was given stands still".to_owned()).into())
             }
@@ -180,9 +120,11 @@ impl Core {
     }
 
     /// Sends a message to the driver, and starts one if none runs. Returns false if the system has no thread left for it.
-    pub(super) fn send(self: &Arc<Self>, message: Message) -> bool {
+    pub(super) fn send(&self, message: Message) -> bool {
         self.driver.send(message, |inbox| {
-            let driver = Driver::new(self);
+            let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
+            let driver =
+                Driver::new(self.given.clone(), store, clock, self.max_wait, Arc::clone(&self.known));
             let span = driver.span();
             driver.run(inbox).instrument(span)
         })
@@ -201,10 +143,10 @@ impl Core {
     }
 
     /// Has the driver take in the store's answer to a call that it did not make itself.
-    pub(super) async fn forward_answer(&self, sent: Instant, now: Micros, epoch: Micros, status: Status) {
-        let stamp = Stamp { sent, received: Instant::now(), now, epoch, status };
+    pub(super) async fn forward_answer(&self, sent: Instant, stamp: Stamp) {
+        let answered = Answered { sent, received: Instant::now(), stamp };
         let (done, taken_in) = oneshot::channel();
-        if self.send_if_running(Message::Answered(stamp, done)) {
+        if self.send_if_running(Message::Answered(answered, done)) {
             // If the driver ends instead, the next one calls the store itself. The time-out is needed because the runtime
             // that was given may stand still.
             let timed = async { timeout(DRIVER_TIMEOUT, taken_in).await };

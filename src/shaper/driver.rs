@@ -1,43 +1,20 @@
 //! The task of a shaper: it drives the engine for waiting callers, and calls the store for reservations.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use super::ReserveError;
-use super::core::{Core, Known};
 use super::cost::Cost;
-use super::far::{Done, Far, ReserveResult, Returned};
-use super::line::{WaitOutcome, Waiting};
-use super::queue::Request;
-use super::reservation::Reservation;
+use super::far::{Done, Far};
+use super::known::Known;
+use super::message::{Message, WaitOutcome, Waiting};
 use crate::pace::release::Held;
 use crate::pace::release::clock::ReleaseClock;
-use crate::pace::{Admission, Effect, Engine, LaneId, Settings, Stamp, Unused, Waiter as _};
-use crate::store::{BoxFuture, Store};
-
-/// A message to the driver.
-#[derive(Debug)]
-pub(super) enum Message {
-    /// A caller waits for a slot; `missed` is the slot that it had before and missed.
-    Wait { waiting: Waiting, missed: Option<Unused> },
-    /// The slot of a waiter has come, and its caller does not use it.
-    Unused(Unused),
-    /// The waiter with this lane and position in the order of arrival does not wait any longer.
-    Withdraw(LaneId, u64),
-    /// A caller reserves a slot, however far ahead.
-    Reserve { lane: LaneId, key: String, request: Request<ReserveResult> },
-    /// A reserved slot is not used.
-    Return(Returned),
-    /// The store answered a call that the driver did not make. The sender is notified once the answer is taken in.
-    Answered(Stamp, oneshot::Sender<()>),
-    /// The store's clock is to be read. The sender is notified once it is known as well as possible.
-    Refresh(oneshot::Sender<()>),
-    /// The counts of the limits were reset to 0.
-    Reset,
-}
+use crate::pace::{Admission, Answered, Effect, Engine, Settings, Unused, Waiter as _};
+use crate::store::{BoxFuture, Stamp, Store};
 
 /// The most messages that are handled before slots are checked again.
 const MAX_MESSAGES_PER_TURN: usize = 64;
@@ -47,7 +24,6 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 /// Drives the engine of a shaper.
 pub(super) struct Driver {
-    core: Weak<Core>,
     known: Arc<Known>,
     clock: Arc<dyn ReleaseClock>,
     engine: Engine<Waiting>,
@@ -77,21 +53,27 @@ impl Admission<Waiting> for Fits {
 }
 
 impl Driver {
-    pub(super) fn new(core: &Arc<Core>) -> Self {
-        let known = Arc::clone(&core.known);
-        let engine = Engine::new(core.given.clone(), Arc::clone(&core.store));
+    /// Creates the driver of a shaper with these settings. Callers read `known`, which outlives it.
+    pub(super) fn new(
+        given: Settings,
+        store: Arc<dyn Store>,
+        clock: Arc<dyn ReleaseClock>,
+        max_wait: Duration,
+        known: Arc<Known>,
+    ) -> Self {
+        let refresh = Refresh::new(Arc::clone(&store), given.downstream.clone());
+        let engine = Engine::new(given, Arc::clone(&store));
         let engine = match known.replica.get() {
             Some(replica) => engine.continuing_as(Arc::clone(replica)),
             None => engine,
         };
         Self {
-            core: Arc::downgrade(core),
-            clock: Arc::clone(&core.clock),
+            clock,
             engine: engine.with_clock_and_gate(Arc::clone(&known.slots), Arc::clone(&known.gate)),
             known,
             effects: Vec::new(),
-            far: Far::new(Arc::clone(&core.store), core.max_wait),
-            refresh: Refresh::new(Arc::clone(&core.store), core.given.downstream.clone()),
+            far: Far::new(store, max_wait),
+            refresh,
             is_failing: false,
             last_error: ReserveError::Stopped,
             served: [None; 2],
@@ -129,7 +111,7 @@ impl Driver {
                     more.take(MAX_MESSAGES_PER_TURN).for_each(|message| self.take_in(message));
                 }
                 done = self.far.next() => self.on_far(done),
-                stamp = self.refresh.next() => stamp.into_iter().for_each(|stamp| self.engine.on_stamp(stamp)),
+                answer = self.refresh.next() => answer.into_iter().for_each(|answer| self.engine.on_answered(answer)),
                 () = self.engine.next(&mut wakeups, None) => {}
             }
         }
@@ -165,9 +147,9 @@ impl Driver {
             Message::Unused(slot) => self.engine.pass_on(slot),
             Message::Withdraw(lane, seq) => self.engine.withdraw((lane, 0, seq)),
             Message::Reserve { lane, key, request } => self.far.ask((lane, key), request),
-            Message::Return(returned) => self.far.give_back(returned),
-            Message::Answered(stamp, done) => {
-                self.engine.on_stamp(stamp);
+            Message::Return(taken) => self.far.give_back(taken),
+            Message::Answered(answer, done) => {
+                self.engine.on_answered(answer);
                 // A pause must be applied before its maker is notified.
                 self.apply();
                 let _ = done.send(());
@@ -258,19 +240,16 @@ impl Driver {
 
     /// Handles the end of a call for reservations.
     fn on_far(&mut self, done: Done) {
-        if let Some(stamp) = done.stamp() {
-            self.engine.on_stamp(stamp);
+        if let Some(answered) = done.answered() {
+            self.engine.on_answered(answered);
             // A turn that is void now is forgotten before the next one is known.
             self.apply();
         }
         if done.has_given_back() {
             self.engine.forget_next_slots();
         }
-        let core = self.core.upgrade();
-        let reservation = |lane, key: &str, granted, settings: &Arc<Settings>| {
-            Reservation::new(core.as_ref()?, (lane, key), granted, settings)
-        };
-        self.far.on_done(done, reservation, |retry_at, horizon| {
+        let mapping = |slot| self.known.slots.mapping(slot);
+        self.far.on_done(done, mapping, |retry_at, horizon| {
             let at = self.known.slots.deadline(retry_at).unwrap_or_else(Instant::now);
             let retry_at = at.checked_sub(horizon).unwrap_or(at);
             ReserveError::NotYet { retry_at }
@@ -294,7 +273,7 @@ struct Refresh {
     store: Arc<dyn Store>,
     downstream: String,
     tried: Option<Instant>,
-    call: Option<BoxFuture<'static, Option<Stamp>>>,
+    call: Option<BoxFuture<'static, Option<Answered>>>,
     /// The callers to notify once the clock is known.
     asked: Vec<oneshot::Sender<()>>,
 }
@@ -317,18 +296,18 @@ impl Refresh {
         let (store, downstream) = (Arc::clone(&self.store), self.downstream.clone());
         self.call = Some(Box::pin(async move {
             let record = timeout(CLOCK_TIMEOUT, store.read_record(&downstream)).await.ok()?.ok()?;
-            let (now_there, epoch, status) = (record.now, record.epoch, record.status);
-            Some(Stamp { sent: now, received: Instant::now(), now: now_there, epoch, status })
+            let stamp = Stamp { now: record.now, epoch: record.epoch, status: record.status };
+            Some(Answered { sent: now, received: Instant::now(), stamp })
         }));
     }
 
     /// Waits for the store's answer; forever, if there is no call. Cancel safe.
-    async fn next(&mut self) -> Option<Stamp> {
+    async fn next(&mut self) -> Option<Answered> {
         let Some(call) = &mut self.call else { return std::future::pending().await };
-        let stamp = call.as_mut().await;
+        let answered = call.as_mut().await;
         self.call = None;
         // The callers read the mapping once the stamp is taken in; the driver awaits nothing in between.
         self.asked.clear();
-        stamp
+        answered
     }
 }

@@ -6,40 +6,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesOrdered;
-use tokio::task::unconstrained;
 use tokio::time::Instant;
 
 use super::ReserveError;
 use super::calls::Calls;
 use super::cost::kind;
+use super::grant::{Grant, Place, ReserveResult, Taken};
 use super::queue::{Queue, Request, batch_costs};
-use super::reservation::Reservation;
 use crate::limit::{LimitSet, MAX_BATCH};
-use crate::pace::{LaneId, Settings, Stamp};
-use crate::store::{
-    Asker, Cancel, Granted, Outcome, Reserve, Reserved, Scope, SharedHorizon, Store, StoreError,
-};
+use crate::pace::{LaneId, Settings};
+use crate::store::{Mapping, Outcome, Reserve, Reserved, Scope, Store};
 use crate::time::Micros;
+pub(super) use ask::Done;
+use ask::{Ask, give_back};
 use yielding::Yielding;
 
+mod ask;
 mod yielding;
-
-/// The answer to a caller that reserves.
-pub(super) type ReserveResult = Result<Reservation, ReserveError>;
-
-/// The state from which a slot is taken: the lane of its limits, and the key.
-pub(super) type Place = (LaneId, String);
-
-/// A slot that is not used.
-#[derive(Debug)]
-pub(super) struct Returned {
-    pub(super) place: Place,
-    /// The settings under which it was granted.
-    pub(super) settings: Arc<Settings>,
-    pub(super) granted: Granted,
-}
 
 /// The pending reservations, and the slots that are given back.
 pub(super) struct Far {
@@ -54,34 +37,7 @@ pub(super) struct Far {
 #[derive(Debug, Default)]
 struct KeyQueue {
     requests: Queue<ReserveResult>,
-    returned: Vec<Returned>,
-}
-
-/// The contents of one call.
-struct Ask {
-    store: Arc<dyn Store>,
-    settings: Arc<Settings>,
-    max_wait: Duration,
-    generation: u64,
-    replica: Arc<str>,
-    /// The part in the queue of turns.
-    asker: Asker,
-    /// Whether callers of this process wait in order.
-    waits_here: bool,
-    requests: Vec<Request<ReserveResult>>,
-    returned: Vec<Returned>,
-}
-
-/// The result of a call.
-pub(super) struct Done {
-    place: Place,
-    settings: Arc<Settings>,
-    requests: Vec<Request<ReserveResult>>,
-    /// The instants at which it was sent and received, and the answer; `None` if it had no requests.
-    answer: Option<(Instant, Instant, Result<Reserved, StoreError>)>,
-    /// The number of slots that were given back, and the first one that could not be.
-    given_back: usize,
-    kept: Option<Micros>,
+    returned: Vec<Taken>,
 }
 
 /// The most slots that are given back before the queue is read again. They are sent one after the other, and none waits for
@@ -90,7 +46,7 @@ const MAX_RETURNS_PER_CALL: usize = 32;
 
 impl KeyQueue {
     /// Takes the contents of the next call, with this many requests at most.
-    fn take(&mut self, most: usize) -> (Vec<Request<ReserveResult>>, Vec<Returned>) {
+    fn take(&mut self, most: usize) -> (Vec<Request<ReserveResult>>, Vec<Taken>) {
         let requests = self.requests.take(most);
         // Only the tail can be given back, so the latest goes first. Stable, and read from the end:
         // among equal slots (a burst) the last one taken goes first.
@@ -116,7 +72,7 @@ impl Far {
     }
 
     /// Adds a slot that is to be given back.
-    pub(super) fn give_back(&mut self, returned: Returned) {
+    pub(super) fn give_back(&mut self, returned: Taken) {
         self.calls.queue(returned.place.clone()).returned.push(returned);
     }
 
@@ -195,7 +151,7 @@ impl Far {
             let costs = batch_costs(settings.limits_of(place.0), &requests);
             let granted = reserved.granted(settings.limits_of(place.0), costs.costs()).into_iter();
             let (place, settings) = (&place, &settings);
-            let returned = granted.map(|granted| Returned {
+            let returned = granted.map(|granted| Taken {
                 place: place.clone(),
                 settings: Arc::clone(settings),
                 granted,
@@ -207,11 +163,11 @@ impl Far {
         }
     }
 
-    /// Hands out the slots that a call was granted. `reservation` creates one, if the shaper still exists.
+    /// Hands out the slots that a call was granted. `mapping` maps a slot to this process's clock, if that is known.
     pub(super) fn on_done(
         &mut self,
         done: Done,
-        reservation: impl Fn(LaneId, &str, Granted, &Arc<Settings>) -> Option<Reservation>,
+        mapping: impl Fn(Micros) -> Option<Mapping>,
         not_yet: impl Fn(Micros, Duration) -> ReserveError,
     ) {
         let Done { place, settings, requests, answer, kept, .. } = done;
@@ -219,49 +175,67 @@ impl Far {
             // Earlier slots cannot be given back either.
             self.calls.queue(place.clone()).returned.retain(|returned| returned.granted.slot > last);
         }
-        let (sent, received, reserved) = match answer {
-            None => return,
+        match answer {
+            None => {}
             Some((.., Err(error))) => {
                 self.yielding.iter_mut().for_each(Yielding::on_failure);
-                return refuse(requests, &error.into());
+                refuse(requests, &error.into());
             }
-            Some((sent, received, Ok(reserved))) => (sent, received, reserved),
-        };
-        if reserved.outdated {
             // The requests are repeated once the limits in force are known.
-            return self.calls.queue(place).requests.put_back(requests);
+            Some((.., Ok(reserved))) if reserved.outdated => {
+                self.calls.queue(place).requests.put_back(requests);
+            }
+            Some((sent, received, Ok(reserved))) => {
+                let max_wait = self.max_wait;
+                let turn = self.yielding.as_mut();
+                let turn =
+                    turn.and_then(|yielding| yielding.on_answer((sent, received), &reserved, max_wait));
+                let latest = reserved.stamp.now.plus(max_wait);
+                let (lane, of) = (place.0, Arc::clone(&settings));
+                let why = |outcome| refusal((&of, lane), latest, outcome, turn, &not_yet);
+                self.hand_out((place, settings), requests, &reserved, mapping, why);
+            }
         }
-        let max_wait = self.max_wait;
-        let turn = self.yielding.as_mut();
-        let turn = turn.and_then(|yielding| yielding.on_answer((sent, received), &reserved, max_wait));
+    }
+
+    /// Answers requests with their slots, or with the reason why they got none.
+    fn hand_out(
+        &mut self,
+        (place, settings): (Place, Arc<Settings>),
+        requests: Vec<Request<ReserveResult>>,
+        reserved: &Reserved,
+        mapping: impl Fn(Micros) -> Option<Mapping>,
+        refusal: impl Fn(Outcome) -> ReserveError,
+    ) {
         let limits = settings.limits_of(place.0);
         let costs = batch_costs(limits, &requests);
         let scope = Scope { downstream: &settings.downstream, key: &place.1 };
-        let call =
-            Reserve { max_wait: Some(max_wait), ..Reserve::new(scope, limits, costs.costs(), self.max_wait) };
+        let call = Reserve {
+            max_wait: Some(self.max_wait),
+            ..Reserve::new(scope, limits, costs.costs(), self.max_wait)
+        };
         let mut granted = reserved.granted(limits, call.costs).into_iter();
         let decided = reserved.jobs_decided();
         let (mut refused, mut again) = (None, vec![]);
         for ((job, request), outcome) in requests.into_iter().enumerate().zip(reserved.outcomes(&call)) {
             let slot = matches!(outcome, Outcome::Granted(_)).then(|| granted.next()).flatten();
-            let answer = match slot.and_then(|granted| reservation(place.0, &place.1, granted, &settings)) {
-                Some(reservation) => Ok(reservation),
-                None => {
-                    // The store decided on the first of them. Requests of the same kind would get the same slot; the
-                    // others may fit, and must not be refused because of others in the same call.
-                    let kind = kind(limits, &request.cost);
-                    if job >= decided && *refused.get_or_insert(kind) != kind {
-                        again.push(request);
-                        continue;
-                    }
-                    let latest = reserved.now.plus(self.max_wait);
-                    Err(refusal((&settings, place.0), latest, outcome, turn, &not_yet))
+            let grant = slot.and_then(|granted| {
+                let (mapped, settings) = (mapping(granted.slot)?, Arc::clone(&settings));
+                Some(Grant { taken: Taken { place: place.clone(), settings, granted }, mapped })
+            });
+            if grant.is_none() && job >= decided {
+                // The store decided on the first of them. Requests of the same kind would get the same slot; the
+                // others may fit, and must not be refused because of others in the same call.
+                let kind = kind(limits, &request.cost);
+                if *refused.get_or_insert(kind) != kind {
+                    again.push(request);
+                    continue;
                 }
-            };
+            }
             // The slot of a caller that is gone is given back before more are requested. A refusal without a receiver
             // is dropped.
-            if let Err(Ok(reservation)) = request.answer.send(answer) {
-                self.calls.queue(place.clone()).returned.extend(reservation.into_returned());
+            if let Err(Ok(grant)) = request.answer.send(grant.ok_or_else(|| refusal(outcome))) {
+                self.calls.queue(place.clone()).returned.push(grant.taken);
             }
         }
         if !again.is_empty() {
@@ -272,93 +246,6 @@ impl Far {
     /// Forgets the turn, since the store's clock stepped or its state was lost.
     pub(super) fn forget_turn(&mut self) {
         self.yielding.iter_mut().for_each(Yielding::forget_turn);
-    }
-}
-
-impl Done {
-    /// Returns the stamp of the store's answer.
-    pub(super) fn stamp(&self) -> Option<Stamp> {
-        let Some((sent, received, Ok(reserved))) = &self.answer else { return None };
-        let (sent, received) = (*sent, *received);
-        Some(Stamp { sent, received, now: reserved.now, epoch: reserved.epoch, status: reserved.status })
-    }
-
-    /// Whether slots were given back, so that the next slot is earlier.
-    pub(super) const fn has_given_back(&self) -> bool {
-        self.given_back > 0
-    }
-}
-
-impl Ask {
-    async fn carry_out(self, place: Place) -> Done {
-        let Self { store, settings, max_wait, generation, replica, asker, waits_here, requests, returned } =
-            self;
-        // Tokio's cooperative budget could change their order. They are few.
-        let (given_back, kept) = unconstrained(give_back(&*store, returned)).await;
-        let mut answer = None;
-        if !requests.is_empty() {
-            let limits = settings.limits_of(place.0);
-            let costs = batch_costs(limits, &requests);
-            let scope = Scope { downstream: &settings.downstream, key: &place.1 };
-            // A cost of more than one unit has to reach as much further ahead; the first request determines the reach
-            // of all.
-            let reach = requests.first().map(|request| limits.reach_of(&request.cost.row(limits)));
-            let horizon = settings.horizon.saturating_add(reach.unwrap_or_default());
-            // Limits of a key of its own cannot starve other callers.
-            let shared = SharedHorizon { replica: &replica, horizon, waits_here };
-            let shared = place.1.is_empty().then_some(shared);
-            let call = Reserve {
-                generation,
-                asker: shared.map(|_| asker),
-                shared,
-                max_wait: Some(max_wait),
-                ..Reserve::new(scope, limits, costs.costs(), max_wait)
-            };
-            let sent = Instant::now();
-            let reserved = store.reserve(call).await;
-            answer = Some((sent, Instant::now(), reserved));
-        }
-        Done { place, settings, requests, answer, given_back, kept }
-    }
-}
-
-/// Gives slots back, the last one first. Returns how many were, and the first one that could not be. What is not given back
-/// stays unused, which keeps the pace.
-async fn give_back(store: &dyn Store, returned: Vec<Returned>) -> (usize, Option<Micros>) {
-    let cancel = |returned: Returned| async move {
-        let outcome = returned.cancel(store).await;
-        (returned, outcome)
-    };
-    let mut outcomes: FuturesOrdered<_> = returned.into_iter().rev().map(cancel).collect();
-    let (mut given_back, mut kept) = (0, None);
-    while let Some((returned, outcome)) = outcomes.next().await {
-        if let Err(error) = &outcome {
-            let downstream = returned.settings.downstream.as_str();
-            tracing::debug!(downstream, %error, "a slot that nobody wants could not be given back");
-        }
-        match outcome {
-            Ok(true) => given_back += 1,
-            Ok(false) | Err(_) => kept = kept.or(Some(returned.granted.slot)),
-        }
-    }
-    (given_back, kept)
-}
-
-impl Returned {
-    /// Gives the slot back if it lies ahead and no later one was taken. Returns whether it did.
-    pub(super) async fn cancel(&self, store: &dyn Store) -> Result<bool, StoreError> {
-        let Self { place: (lane, key), settings, granted } = self;
-        let call = Cancel {
-            scope: Scope { downstream: &settings.downstream, key },
-            limits: settings.limits_of(*lane),
-            lane: None,
-            slot: granted.slot,
-            charged: &granted.charged,
-            before: &granted.before,
-            after: &granted.after,
-            is_unused: false,
-        };
-        store.cancel(call).await
     }
 }
 

@@ -288,7 +288,7 @@ impl Policy {
         let (scope, costs) = (self.scope(key), batch.costs());
         let call = Check { scope, limits: &self.stored, costs, generation: 0 };
         Some(match store.try_check(call)? {
-            Ok(Checked { now, mut verdicts, .. }) => Ok(self.limits.decision(now, verdicts.pop()?)),
+            Ok(Checked { stamp, mut verdicts, .. }) => Ok(self.limits.decision(stamp.now, verdicts.pop()?)),
             Err(error) => Err(error.into()),
         })
     }
@@ -299,10 +299,10 @@ impl Policy {
         let (scope, costs) = (self.scope(&key), batch.costs());
         let call = Check { scope, limits: &self.stored, costs, generation: 0 };
         match self.store.check(call).await {
-            Ok(Checked { now, verdicts, .. }) => {
+            Ok(Checked { stamp, verdicts, .. }) => {
                 // A caller that is gone needs no answer.
                 for (Request { answer, .. }, verdict) in requests.into_iter().zip(verdicts) {
-                    let _ = answer.send(Ok(self.limits.decision(now, verdict)));
+                    let _ = answer.send(Ok(self.limits.decision(stamp.now, verdict)));
                 }
             }
             Err(error) if error.is_away() => {

@@ -9,39 +9,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::ReserveError;
 use super::core::{Core, TRIES};
-use super::driver::Message;
+use super::message::{Message, WaitOutcome, Waiting};
 use crate::limit::{Combine, Limit};
-use crate::pace::{LaneId, Settings, SlotRequest, Unused, Waiter};
-
-/// A caller that waits for a slot.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) request: SlotRequest,
-    pub(super) answer: oneshot::Sender<WaitOutcome>,
-}
-
-/// The outcome of waiting.
-#[derive(Debug)]
-pub(super) enum WaitOutcome {
-    /// The slot has come.
-    Come(Unused),
-    /// The waiter gets no slot.
-    Refused(ReserveError),
-}
-
-impl Waiter for Waiting {
-    fn request(&self) -> &SlotRequest {
-        &self.request
-    }
-
-    fn request_mut(&mut self) -> &mut SlotRequest {
-        &mut self.request
-    }
-
-    fn is_live(&self) -> bool {
-        !self.answer.is_closed()
-    }
-}
+use crate::pace::{LaneId, Settings, SlotRequest, Unused};
 
 /// The time by which the answer may be later than a slot within `max_wait`.
 const GRACE: Duration = Duration::from_millis(5);

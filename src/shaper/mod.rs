@@ -8,8 +8,11 @@ mod cost;
 mod driver;
 mod error;
 mod far;
+mod grant;
+mod known;
 mod limiter;
 mod line;
+mod message;
 mod queue;
 mod rates;
 mod reservation;
@@ -26,15 +29,16 @@ use self::core::Core;
 use crate::home;
 use crate::limit::{Costs, LimitSet};
 use crate::pace::LaneId;
-use crate::store::{Change, LONGEST_PAUSE, Reserve, StoreError};
+use crate::store::{Change, LONGEST_PAUSE, Reserve, Stamp, StoreError};
 pub use builder::{BuildError, ShaperBuilder};
 use cost::Cost;
-use driver::Message;
 pub use error::{CheckError, ReserveError};
 pub use limiter::{Limiter, LimiterBuilder, LimiterFallback};
 use line::QueuePlace;
+use message::Message;
 use queue::Request;
 pub use rates::SetRateError;
+use reservation::PendingGrant;
 pub use reservation::Reservation;
 
 /// Keeps the pace of one downstream, alone or together with all that share its store: other shapers, and the daemon.
@@ -246,8 +250,8 @@ impl Shaper {
             core.store.reserve(Reserve::new(core.scope(&key), limits, Costs::Each(&[]), Duration::ZERO)).await
         });
         let reserved = reserved.await?;
-        self.core.forward_answer(sent, reserved.now, reserved.epoch, reserved.status).await;
-        Ok(reserved.next.since(reserved.now))
+        self.core.forward_answer(sent, reserved.stamp).await;
+        Ok(reserved.next.since(reserved.stamp.now))
     }
 
     /// Pauses the downstream for `span` from now, for every worker on it, the daemon included. It is meant for a
@@ -268,7 +272,8 @@ impl Shaper {
             let change =
                 async move { core.store.update_record(&core.given.downstream, Change::Penalize(span)).await };
             let record = self.core.call(change).await?;
-            self.core.forward_answer(sent, record.now, record.epoch, record.status).await;
+            let stamp = Stamp { now: record.now, epoch: record.epoch, status: record.status };
+            self.core.forward_answer(sent, stamp).await;
         }
         Ok(())
     }
@@ -302,15 +307,16 @@ impl Shaper {
         self.check(&cost)?;
         let key = self.core.key_of(key);
         for _ in 0..self::core::TRIES {
-            let (answer, granted) = oneshot::channel();
-            let request = Request { cost: cost.clone(), answer };
+            let (sender, answer) = oneshot::channel();
+            let mut pending = PendingGrant { core: &self.core, answer };
+            let request = Request { cost: cost.clone(), answer: sender };
             if !self.core.send(Message::Reserve { lane: self.lane, key: key.to_owned(), request }) {
                 break;
             }
             // The store answers, or its time-outs end the call. A runtime that was given may stand still.
             let most = self.core.max_wait.max(self::core::LONGEST_CALL);
-            match self.core.home().timed(async { timeout(most, granted).await }).await {
-                Ok(Ok(granted)) => return granted,
+            match self.core.home().timed(async { timeout(most, &mut pending.answer).await }).await {
+                Ok(Ok(granted)) => return granted.map(|grant| Reservation::new(&self.core, grant)),
                 Ok(Err(_)) => {}
                 Err(_) => break,
             }

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::Shaper;
 use crate::rate::Amount;
+use crate::store::Stamp;
 use crate::terms::{self, ChangeError, Override, Replica, TermsError};
 
 /// The reason why a rate was not set.
@@ -67,7 +68,8 @@ impl Shaper {
             change.await
         });
         let record = changed.await?.record;
-        self.core.forward_answer(sent, record.now, record.epoch, record.status).await;
+        let stamp = Stamp { now: record.now, epoch: record.epoch, status: record.status };
+        self.core.forward_answer(sent, stamp).await;
         Ok(())
     }
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::core::Core;
-use super::driver::Message;
-use super::far::Returned;
+use super::grant::{Grant, ReserveResult, Taken};
+use super::message::Message;
 use crate::pace::release::clock::ring;
-use crate::pace::{LaneId, Settings};
-use crate::store::{Granted, Mapping, StoreError};
+use crate::store::{Mapping, StoreError};
 use crate::time::{Deadline, Micros, nap};
 
 /// A granted slot, held by its caller. If it is dropped before it was used, it is given back unless a later one was
@@ -22,8 +22,8 @@ pub struct Reservation {
     core: Arc<Core>,
     slot: Micros,
     /// The data to give the slot back.
-    returned: Option<Returned>,
-    /// The mapping of the slot to this process's clock when it was granted.
+    taken: Option<Taken>,
+    /// The mapping of the slot to this process's clock, as it was last followed.
     mapped: Mapping,
     is_used: AtomicBool,
 }
@@ -34,18 +34,9 @@ const CHUNK: Duration = Duration::from_secs(600);
 const FINAL_REFRESH: Duration = Duration::from_secs(1);
 
 impl Reservation {
-    /// Creates the reservation of a granted slot; `None` if the slot cannot be mapped to this process's clock.
-    pub(super) fn new(
-        core: &Arc<Core>,
-        (lane, key): (LaneId, &str),
-        granted: Granted,
-        settings: &Arc<Settings>,
-    ) -> Option<Self> {
-        let slot = granted.slot;
-        let mapped = core.known.slots.mapping(slot)?;
-        let (place, settings) = ((lane, key.to_owned()), Arc::clone(settings));
-        let returned = Some(Returned { place, settings, granted });
-        Some(Self { core: Arc::clone(core), slot, returned, mapped, is_used: AtomicBool::new(false) })
+    pub(super) fn new(core: &Arc<Core>, Grant { taken, mapped }: Grant) -> Self {
+        let (core, slot) = (Arc::clone(core), taken.granted.slot);
+        Self { core, slot, taken: Some(taken), mapped, is_used: AtomicBool::new(false) }
     }
 
     /// Returns the instant on the store's clock at which the work may start.
@@ -169,13 +160,8 @@ impl Reservation {
     /// Keeps the slot for good, and returns it. It is meant for callers that wait for the slot by other means, given
     /// its instant ([`Reservation::deadline`]).
     pub fn keep(mut self) -> Micros {
-        self.returned = None;
+        self.taken = None;
         self.slot
-    }
-
-    /// The data to give the slot back.
-    pub(super) fn into_returned(mut self) -> Option<Returned> {
-        self.returned.take()
     }
 
     /// Gives the slot back if it lies ahead and no later one was taken. Returns whether it did. Dropping the
@@ -186,9 +172,9 @@ impl Reservation {
     /// # Errors
     /// [`StoreError`] when the store did not answer; the slot may still be taken.
     pub async fn cancel(mut self) -> Result<bool, StoreError> {
-        let Some(returned) = self.returned.take() else { return Ok(false) };
+        let Some(taken) = self.taken.take() else { return Ok(false) };
         let core = Arc::clone(&self.core);
-        let given_back = self.core.call(async move { returned.cancel(&*core.store).await }).await?;
+        let given_back = self.core.call(async move { taken.cancel(&*core.store).await }).await?;
         if given_back {
             self.core.send_if_running(Message::Reset);
         }
@@ -199,9 +185,24 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let is_used = self.is_used.load(Ordering::Relaxed) || self.hold().left().is_zero();
-        if let Some(returned) = self.returned.take().filter(|_| !is_used) {
+        if let Some(taken) = self.taken.take().filter(|_| !is_used) {
             // Without a driver the slot could not be given back in time.
-            self.core.send_if_running(Message::Return(returned));
+            self.core.send_if_running(Message::Return(taken));
+        }
+    }
+}
+
+/// The answer that a caller who reserves waits for. A slot in an answer that nobody takes is given back.
+pub(super) struct PendingGrant<'a> {
+    pub(super) core: &'a Arc<Core>,
+    pub(super) answer: oneshot::Receiver<ReserveResult>,
+}
+
+impl Drop for PendingGrant<'_> {
+    fn drop(&mut self) {
+        self.answer.close();
+        if let Ok(Ok(grant)) = self.answer.try_recv() {
+            drop(Reservation::new(self.core, grant));
         }
     }
 }

@@ -138,7 +138,7 @@ async fn a_dropped_leader_stalls_nobody_and_its_slot_is_given_back() {
     assert!(leader.await.unwrap_err().is_cancelled());
     bench.open(2);
     assert_eq!(follower.await.unwrap().since(first.slot()), ms(100), "the leader's slot");
-    assert_eq!((bench.count(), bench.cancelled.load(Ordering::SeqCst)), (3, 1));
+    assert_eq!((bench.count(), bench.counts.cancelled.load(Ordering::SeqCst)), (3, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -197,7 +197,7 @@ async fn the_whole_tail_of_those_who_left_is_given_back() {
     // The last requests were in the call already; all four slots are given back, the last one first.
     let next = shaper.reserve("any").await.unwrap();
     assert_eq!(next.slot().since(slot), ms(100));
-    assert_eq!(bench.cancelled.load(Ordering::SeqCst), 4);
+    assert_eq!(bench.counts.cancelled.load(Ordering::SeqCst), 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -272,9 +272,9 @@ async fn a_failing_store_fails_those_who_wait_and_no_more() {
     bench.fail(None);
     assert!(shaper.reserve("any").await.is_ok());
 
-    bench.panics.store(1, Ordering::SeqCst);
+    bench.faults.panics.store(1, Ordering::SeqCst);
     assert!(shaper.reserve("any").await.is_ok(), "another task asks");
-    bench.panics.store(3, Ordering::SeqCst);
+    bench.faults.panics.store(3, Ordering::SeqCst);
     assert!(matches!(shaper.reserve("any").await, Err(ReserveError::Stopped)));
     assert!(shaper.reserve("any").await.is_ok(), "the key is not stuck");
 }
@@ -301,7 +301,7 @@ async fn slots_that_many_left_are_no_round_trip_each_for_who_waits() {
     let start = Instant::now();
     bench.open(10);
     last.await.unwrap();
-    assert_eq!(bench.cancelled.load(Ordering::SeqCst), 32);
+    assert_eq!(bench.counts.cancelled.load(Ordering::SeqCst), 32);
     assert_eq!(
         start.elapsed(),
         ms(30),

@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 
 use crate::job::{Job, Reason};
-use crate::store::BoxFuture;
 
 mod body;
 #[cfg(feature = "http")]

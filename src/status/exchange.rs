@@ -151,7 +151,7 @@ impl Exchange {
         let views = self.shared.parts.views.iter();
         let strays: BTreeMap<&str, HashSet<String>> = views
             .filter_map(|(name, view)| {
-                let in_force = view.snapshot().fingerprint?;
+                let in_force = view.snapshot().terms.fingerprint?;
                 Some((name.as_str(), fleet::strays(name, in_force, &replicas).into_iter().collect()))
             })
             .collect();

@@ -165,7 +165,7 @@ impl Known {
     pub(super) fn wants_record(&self, name: &str, since: Option<Instant>, snapshot: &Snapshot) -> bool {
         let is_paused = matches!(snapshot.binding, Binding::Paused { .. } | Binding::Throttled { .. });
         let record = self.records.get(name);
-        record.is_none_or(|record| !record.is_current(since, snapshot.generation, is_paused))
+        record.is_none_or(|record| !record.is_current(since, snapshot.terms.generation, is_paused))
     }
 }
 

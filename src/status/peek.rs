@@ -45,7 +45,7 @@ pub(super) async fn peek(
         name: limit.name().to_owned(),
         remaining: standing.remaining,
         of: standing.limit,
-        whole_at: checked.now.plus(standing.reset_after).0 / 1000,
+        whole_at: checked.stamp.now.plus(standing.reset_after).0 / 1000,
     };
     let all: Vec<Left> = limits.iter().zip(&verdict.standings).map(left).collect();
     for Left { name, remaining, of, .. } in &all {

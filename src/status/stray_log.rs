@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use paced::episode::Episode;
 use paced::failpoint;
 use tokio::time::Instant;
 
@@ -28,14 +29,7 @@ struct Stray {
     /// Since when nothing was seen of it.
     missing_since: Option<Instant>,
     /// The downstreams whose limits differ.
-    downstreams: BTreeMap<String, Difference>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Difference {
-    since: Instant,
-    /// Whether the log has named it.
-    is_told: bool,
+    downstreams: BTreeMap<String, Episode>,
 }
 
 /// A line for the log about one replica.
@@ -81,12 +75,8 @@ impl StrayLog {
             });
             let mut due = Vec::new();
             for name in names {
-                let new = Difference { since: now, is_told: false };
-                let difference = stray.downstreams.entry(name.to_owned()).or_insert(new);
-                if !difference.is_told
-                    && now.saturating_duration_since(difference.since) >= failpoint::interval(LASTING)
-                {
-                    difference.is_told = true;
+                let new = || Episode::after(failpoint::interval(LASTING));
+                if stray.downstreams.entry(name.to_owned()).or_insert_with(new).note_at((), now) {
                     due.push(name.to_owned());
                 }
             }
@@ -114,7 +104,7 @@ impl StrayLog {
             let mut over = Vec::new();
             stray.downstreams.retain(|name, difference| {
                 let is_over = is_gone || agrees(name);
-                if is_over && difference.is_told {
+                if is_over && difference.end() {
                     over.push(name.clone());
                 }
                 !is_over

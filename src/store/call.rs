@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::turns::Wants;
 use super::{
     Asker, Cancel, Check, LONGEST_LEASE, LONGEST_TURN_LEASE, Lanes, Lease, MAX_BATCH, Reserve, Scope,
-    SharedHorizon, Status, StoreError,
+    SharedHorizon, Sharing, Status, StoreError,
 };
 use crate::limit::{Charge, Costs, Keyed, Limit, LimitSet, Plan, Refusal, Row, Span, State, Verdict};
 use crate::time::Micros;
@@ -33,8 +33,11 @@ impl Reserve<'_> {
     /// [`StoreError::Invalid`] when no store may decide on this call.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.scope.check()?;
-        self.lease.map_or(Ok(()), check_lease)?;
-        self.shared.map_or(Ok(()), |shared| self.check_shared(&shared))?;
+        match self.sharing {
+            Sharing::None => {}
+            Sharing::Lease(lease) => check_lease(lease)?,
+            Sharing::Horizon(shared) => self.check_shared(&shared)?,
+        }
         self.asker.map_or(Ok(()), |asker| check_asker(&asker, self.limits))?;
         check_costs(self.limits, self.costs)?;
         self.lanes.map_or(Ok(()), |lanes| self.check_lanes(&lanes))
@@ -42,8 +45,8 @@ impl Reserve<'_> {
 
     fn check_shared(&self, shared: &SharedHorizon<'_>) -> Result<(), StoreError> {
         check_replica(shared.replica)?;
-        if self.lease.is_some() || self.lanes.is_some() {
-            let text = "a shared horizon beside a lease or lanes; give one of them";
+        if self.lanes.is_some() {
+            let text = "a shared horizon beside lanes; give one of them";
             return Err(StoreError::Invalid(text.to_owned()));
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! The errors of stores.
 
+use crate::home::NoRuntime;
+
 /// The reason why a store gave no usable answer.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -51,5 +53,12 @@ impl StoreError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         !matches!(self, Self::Invalid(_))
+    }
+}
+
+impl From<NoRuntime> for StoreError {
+    /// It is not that the store is away.
+    fn from(error: NoRuntime) -> Self {
+        Self::Invalid(error.to_string())
     }
 }

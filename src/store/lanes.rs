@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Granted, Reserve, Reserved, StoreError};
+use super::{Granted, Reserve, Reserved, Stamp, StoreError};
 #[cfg(feature = "redis")]
 use crate::limit::{Charge, Costs, Row};
 use crate::limit::{Combine, Limit, LimitSet, MAX_BATCH, Mark, Passed, Refusal};
@@ -170,10 +170,11 @@ impl Reserved {
 
     fn refusal(&self, call: &Reserve<'_>, Refusal { slot, limit }: Refusal) -> Outcome {
         // A pause that ends before the job's longest wait counts as part of that wait.
-        let latest = call.max_wait.map(|wait| self.now.plus(wait));
-        match self.status.paused_until() {
+        let Stamp { now, status, .. } = self.stamp;
+        let latest = call.max_wait.map(|wait| now.plus(wait));
+        match status.paused_until() {
             Micros::MAX => Outcome::Paused { until: None },
-            until if until > latest.unwrap_or(self.now) => Outcome::Paused { until: Some(until) },
+            until if until > latest.unwrap_or(now) => Outcome::Paused { until: Some(until) },
             _ => match latest.filter(|latest| slot > *latest) {
                 Some(latest) => Outcome::QueueFull { retry_after: slot.since(latest), limit },
                 None => Outcome::NotYet { retry_at: slot, limit },
@@ -212,8 +213,8 @@ impl Reserved {
         }
         let mut granted = self.jobs().peekable();
         let rows = limits.rows(call.costs).enumerate().filter(|(job, _)| granted.next_if_eq(job).is_some());
-        let each = self.slots.iter().zip(&self.charges).zip(rows);
-        each.fold(self.before.clone(), |marks, ((&slot, &charge), (_, row))| {
+        let each = self.slots.iter().zip(&self.charges.jobs).zip(rows);
+        each.fold(self.charges.before.clone(), |marks, ((&slot, &charge), (_, row))| {
             limits.marks_after(&marks, slot, &limits.charged(&row, charge))
         })
     }
@@ -225,7 +226,7 @@ impl Reserved {
         call: &Reserve<'_>,
         mut take: impl FnMut(usize, &mut [Mark], &[(&Limit, usize)], (Micros, u32)),
     ) -> Vec<Mark> {
-        let mut marks = self.before.clone();
+        let mut marks = self.charges.before.clone();
         let Some((lanes, states)) = call.lanes.and_then(|lanes| Some((lanes, lanes.states().ok()?))) else {
             return marks;
         };

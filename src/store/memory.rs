@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::{
     Asker, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease, NextTurn,
-    RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Status, Store, StoreError, TICK,
+    RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Stamp, Status, Store, StoreError, TICK,
     TombstoneCall, TombstoneReply, check_downstream, dump, tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
@@ -125,7 +125,7 @@ impl MemoryStore {
             let outdated = !status.is_current(call.generation);
             let verdicts = call.police(states, now, &status);
             let taken = verdicts.iter().fold(0, |all, verdict| all | verdict.charge.0);
-            (Checked { now, epoch, verdicts, status, outdated }, Charge(taken))
+            (Checked { stamp: Stamp { now, epoch, status }, verdicts, outdated }, Charge(taken))
         })
     }
 

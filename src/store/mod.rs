@@ -1,8 +1,6 @@
 //! Where the state of the limits lives: in this process ([`MemoryStore`]), or shared in Redis.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
 use crate::limit::{Charge, Costs, LimitSet, Mark, Passed, Refusal, Verdict};
@@ -20,6 +18,7 @@ mod offset;
 mod record;
 #[cfg(feature = "redis")]
 mod redis;
+mod swept;
 mod tombstones;
 pub(crate) mod turns;
 
@@ -28,6 +27,7 @@ pub(crate) use call::check_downstream;
 pub use changes::Changes;
 pub use error::StoreError;
 pub use fleet::{LONGEST_SUMMARY, MAX_SUMMARIES, MAX_SUMMARY_BYTES};
+pub use futures_util::future::BoxFuture;
 pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
@@ -51,9 +51,6 @@ const LONGEST_TURN_LEASE: Duration = Duration::from_secs(600);
 /// How long a state is kept once it equals absence.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// A future that a trait object hands out.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
 /// The states that a call touches: those of one downstream, and within it of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope<'a> {
@@ -74,11 +71,8 @@ pub struct Reserve<'a> {
     pub costs: Costs<'a>,
     /// How far after the store's now a slot may lie; a job whose slot lies further gets none.
     pub ahead: Duration,
-    /// Renews the replica's lease, and asks for the number of replicas; it is not needed with every call.
-    pub lease: Option<Lease<'a>>,
-    /// How far ahead a slot may lie while other replicas work on the downstream; not allowed together with a lease or
-    /// with lanes.
-    pub shared: Option<SharedHorizon<'a>>,
+    /// How the caller shares the downstream with other replicas.
+    pub sharing: Sharing<'a>,
     /// The generation of the terms that the limits are from: slots are granted only while these are in force. 0 stands
     /// for any.
     pub generation: u64,
@@ -101,13 +95,38 @@ impl<'a> Reserve<'a> {
             limits,
             costs,
             ahead,
-            lease: None,
-            shared: None,
+            sharing: Sharing::None,
             generation: 0,
             asker: None,
             lanes: None,
             max_wait: None,
         }
+    }
+}
+
+/// How a caller shares a downstream with other replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing<'a> {
+    /// The call says nothing about it.
+    #[default]
+    None,
+    /// Renews the replica's lease, and asks for the number of replicas; it is not needed with every call.
+    Lease(Lease<'a>),
+    /// How far ahead a slot may lie while other replicas work on the downstream; not allowed together with lanes.
+    Horizon(SharedHorizon<'a>),
+}
+
+impl<'a> Sharing<'a> {
+    /// The lease that is renewed.
+    #[must_use]
+    pub const fn lease(self) -> Option<Lease<'a>> {
+        if let Self::Lease(lease) = self { Some(lease) } else { None }
+    }
+
+    /// The horizon while others work on the downstream.
+    #[must_use]
+    pub const fn horizon(self) -> Option<SharedHorizon<'a>> {
+        if let Self::Horizon(shared) = self { Some(shared) } else { None }
     }
 }
 
@@ -137,17 +156,12 @@ pub struct SharedHorizon<'a> {
 /// The answer to [`Reserve`]: the slots for the first jobs that fit, and the reason why there are no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// The store's clock when it decided.
-    pub now: Micros,
-    /// When the store's record of the downstream began; another value means that state was lost.
-    pub epoch: Micros,
-    /// The mark of each limit before the first slot was taken, then those of the states of lanes, in the order in which
-    /// the lanes first name them.
-    pub before: Vec<Mark>,
+    /// When it was decided, and under which record.
+    pub stamp: Stamp,
     /// The slots granted, in the order of [`Reserve::costs`]; see [`Reserved::jobs`].
     pub slots: Vec<Micros>,
-    /// The limits that each granted job was charged to: the downstream's, then its lane's.
-    pub charges: Vec<Charge>,
+    /// How the granted jobs were charged, by which slots can be given back.
+    pub charges: Charges,
     /// The jobs that were passed over while later ones got slots: each waits for the end of a window, the rest of which
     /// a job that costs less may use. In a call with lanes these are all jobs without a slot.
     pub passed: Vec<Passed>,
@@ -160,10 +174,29 @@ pub struct Reserved {
     pub replicas: Option<u32>,
     /// The next turn of the caller, if it takes turns.
     pub booking: Option<Booking>,
-    /// Pauses and the generation of the terms in force.
-    pub status: Status,
     /// The terms in force are not those of [`Reserve::generation`], so nothing was granted.
     pub outdated: bool,
+}
+
+/// The clock and the record of a downstream when a store decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// The store's clock when it decided.
+    pub now: Micros,
+    /// When the store's record of the downstream began; another value means that state was lost.
+    pub epoch: Micros,
+    /// Pauses and the generation of the terms in force.
+    pub status: Status,
+}
+
+/// How the jobs of a call were charged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Charges {
+    /// The mark of each limit before the first slot was taken, then those of the states of lanes, in the order in which
+    /// the lanes first name them.
+    pub before: Vec<Mark>,
+    /// The limits that each granted job was charged to: the downstream's, then its lane's.
+    pub jobs: Vec<Charge>,
 }
 
 /// A granted slot, with the data needed to give it back.
@@ -184,10 +217,10 @@ impl Reserved {
     /// call's.
     #[must_use]
     pub fn granted(&self, limits: &LimitSet, costs: Costs<'_>) -> Vec<Granted> {
-        let mut marks = self.before.clone();
+        let mut marks = self.charges.before.clone();
         let mut granted = self.jobs().peekable();
         let rows = limits.rows(costs).enumerate().filter(|(job, _)| granted.next_if_eq(job).is_some());
-        let grants = self.slots.iter().zip(&self.charges).zip(rows.map(|(_, row)| row));
+        let grants = self.slots.iter().zip(&self.charges.jobs).zip(rows.map(|(_, row)| row));
         let grant = |((&slot, &charge), row): ((&Micros, &Charge), _)| {
             let charged = limits.charged(&row, charge);
             let after = limits.marks_after(&marks, slot, &charged);
@@ -215,14 +248,10 @@ pub struct Check<'a> {
 /// The answer to [`Check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// The store's clock when it decided.
-    pub now: Micros,
-    /// As in [`Reserved::epoch`].
-    pub epoch: Micros,
+    /// When it was decided, and under which record.
+    pub stamp: Stamp,
     /// The verdict on each job; empty where other terms are in force.
     pub verdicts: Vec<Verdict>,
-    /// As in [`Reserved::status`].
-    pub status: Status,
     /// As in [`Reserved::outdated`].
     pub outdated: bool,
 }

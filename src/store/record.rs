@@ -145,7 +145,7 @@ impl Change<'_> {
 pub struct RecordState {
     /// The store's clock when it decided.
     pub now: Micros,
-    /// As in [`Reserved::epoch`](super::Reserved::epoch).
+    /// As in [`Stamp::epoch`](super::Stamp::epoch).
     pub epoch: Micros,
     /// The pauses, and the generation of the terms in force.
     pub status: Status,

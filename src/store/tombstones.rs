@@ -64,9 +64,9 @@ pub enum TombstoneCall<'a> {
 pub struct TombstoneReply {
     /// The store's clock when it decided.
     pub now: Micros,
-    /// As in [`Reserved::epoch`](super::Reserved::epoch).
+    /// As in [`Stamp::epoch`](super::Stamp::epoch).
     pub epoch: Micros,
-    /// As in [`Reserved::status`](super::Reserved::status).
+    /// As in [`Stamp::status`](super::Stamp::status).
     pub status: Status,
     /// How many ids the call changed.
     pub changed: usize,

@@ -7,18 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OnceCell;
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
-use tokio_rustls::TlsConnector;
 
 use super::error::TlsError;
 use super::load;
 use super::options::TlsOptions;
-use super::refusal::Refusal;
-use super::replaced::Replaced;
-use super::stream::Stream;
-use super::transport::{Transport, is_end};
+use super::replaced::{self, Read};
 use super::validity::Validity;
+use crate::files::Reloaded;
 
 /// The least time between two looks at the files.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -33,18 +31,10 @@ pub struct Tls(Arc<Shared>);
 
 struct Shared {
     options: TlsOptions,
-    /// The protocols that are offered to servers (ALPN).
-    alpn: &'static [&'static [u8]],
-    current: Replaced<Read>,
+    /// Empty until the first connection is opened where there are no options.
+    current: OnceCell<Reloaded<Read<ClientConfig>>>,
     /// When the files are to be looked at next.
     next_look: Mutex<Instant>,
-}
-
-/// What was read of the files.
-struct Read {
-    config: Arc<ClientConfig>,
-    /// When the certificate is valid that it shows, if it shows one.
-    validity: Option<Validity>,
 }
 
 impl Tls {
@@ -53,8 +43,7 @@ impl Tls {
     /// # Errors
     /// [`TlsError`] where a file cannot be read or used, or the system has no authorities and there is no `ca_file`.
     pub fn load(options: TlsOptions) -> Result<Self, TlsError> {
-        let tls = Self::unread(options, &[]);
-        tls.0.read().map(|_| tls)
+        read(&options, &[]).map(|read| Self::with(options, OnceCell::from(read)))
     }
 
     /// As [`Tls::load`], for HTTP/1.1.
@@ -62,18 +51,16 @@ impl Tls {
     /// # Errors
     /// As of [`Tls::load`].
     pub fn load_for_http(options: TlsOptions) -> Result<Self, TlsError> {
-        let tls = Self::unread(options, &[b"http/1.1"]);
-        tls.0.read().map(|_| tls)
+        read(&options, &[b"http/1.1"]).map(|read| Self::with(options, OnceCell::from(read)))
     }
 
     /// Trusts the system's authorities, which are read when the first connection is opened.
     pub(crate) fn system() -> Self {
-        Self::unread(TlsOptions::default(), &[])
+        Self::with(TlsOptions::default(), OnceCell::new())
     }
 
-    fn unread(options: TlsOptions, alpn: &'static [&'static [u8]]) -> Self {
-        let current = Replaced::new(options.files().map(Path::to_owned).collect());
-        Self(Arc::new(Shared { options, alpn, current, next_look: Mutex::new(Instant::now()) }))
+    fn with(options: TlsOptions, current: OnceCell<Reloaded<Read<ClientConfig>>>) -> Self {
+        Self(Arc::new(Shared { options, current, next_look: Mutex::new(Instant::now()) }))
     }
 
     /// The options that it was made with.
@@ -85,76 +72,49 @@ impl Tls {
     /// When the certificate in use is valid, and those with it that lead to its authority; `None` if it shows none.
     #[must_use]
     pub fn validity(&self) -> Option<Validity> {
-        self.0.current.current()?.validity
+        self.0.current.get()?.current().validity
     }
 
     /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
     pub fn refresh(&self) {
-        self.0.look();
-    }
-
-    /// Opens TLS over a connection to `host`.
-    ///
-    /// Cancel safe: a dropped future closes the connection.
-    ///
-    /// # Errors
-    /// The connection ends, or one side refuses the other; [`super::Refused`] has the reason.
-    #[doc(hidden)]
-    pub async fn connect<S>(&self, host: &str, io: S) -> io::Result<Stream<S>>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
-        let config = self.current().await?;
-        let name = self.0.options.server_name.as_deref().unwrap_or(host);
-        let Some(name) = load::server_name(name) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, Refusal::NoName));
-        };
-        let peer = Peer { tls: self.clone(), name: name.to_str().into_owned() };
-        match TlsConnector::from(config).connect(name, Transport::new(io)).into_fallible().await {
-            Ok(stream) => Ok(Stream::new(stream, peer)),
-            Err((error, io)) if io.has_heard() => Err(peer.explain_end(error)),
-            Err((error, _)) if is_end(error.kind()) => Err(io::Error::new(error.kind(), Refusal::Closed)),
-            Err((error, _)) => Err(peer.explain(error)),
-        }
+        self.0.refresh();
     }
 
     /// What the next connection is opened with. The files are looked at first if that was not done for a while.
-    async fn current(&self) -> io::Result<Arc<ClientConfig>> {
-        if self.0.is_due() {
-            let shared = Arc::clone(&self.0);
+    pub(super) async fn current(&self) -> io::Result<Arc<ClientConfig>> {
+        let shared = Arc::clone(&self.0);
+        if shared.is_due() {
             // Only a runtime that shuts down does not run it.
-            let _ = tokio::task::spawn_blocking(move || shared.look()).await;
+            let _ = spawn_blocking(move || shared.refresh()).await;
         }
-        let read = match self.0.current.current() {
-            Some(read) => read,
-            None => {
-                let shared = Arc::clone(&self.0);
-                let read = tokio::task::spawn_blocking(move || shared.read());
-                read.await.map_err(io::Error::other)?.map_err(io::Error::other)?
-            }
+        let first = async || {
+            let options = self.0.options.clone();
+            let read = spawn_blocking(move || read(&options, &[])).await;
+            read.map_err(io::Error::other)?.map_err(io::Error::other)
         };
-        Ok(Arc::clone(&read.config))
+        let read = self.0.current.get_or_try_init(first).await?;
+        Ok(Arc::clone(&read.current().config))
     }
 }
 
+/// Reads the files; `alpn` are the protocols that are offered to servers.
+fn read(
+    options: &TlsOptions,
+    alpn: &'static [&'static [u8]],
+) -> Result<Reloaded<Read<ClientConfig>>, TlsError> {
+    let files = options.files().map(Path::to_owned).collect();
+    let options = options.clone();
+    replaced::load(files, move || load::client_config(&options, alpn))
+}
+
 impl Shared {
-    /// What is in use. It is read the first time, which blocks.
-    fn read(&self) -> Result<Arc<Read>, TlsError> {
-        self.current.get(|| self.load())
-    }
-
-    fn look(&self) {
-        self.current.look(|| self.load());
-    }
-
-    fn load(&self) -> Result<Read, TlsError> {
-        let (config, validity) = load::client_config(&self.options, self.alpn)?;
-        Ok(Read { config: Arc::new(config), validity })
+    fn refresh(&self) {
+        self.current.get().iter().for_each(|read| read.try_refresh());
     }
 
     /// Whether the files are to be looked at now; true for one caller only.
     fn is_due(&self) -> bool {
-        if !self.current.has_files() {
+        if self.options.files().next().is_none() {
             return false;
         }
         let now = Instant::now();
@@ -179,33 +139,5 @@ impl Eq for Tls {}
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Tls").field(&self.0.options).finish()
-    }
-}
-
-/// The server of a connection, for errors.
-#[derive(Debug)]
-pub(super) struct Peer {
-    tls: Tls,
-    name: String,
-}
-
-impl Peer {
-    /// The same error, in words that tell what to do, if it is one of TLS.
-    pub(super) fn explain(&self, error: io::Error) -> io::Error {
-        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        match inner {
-            Some(inner) => io::Error::new(error.kind(), Refusal::of(inner, &self.tls.0.options, &self.name)),
-            None => error,
-        }
-    }
-
-    /// As [`Peer::explain`], on a connection on which the server has not accepted this client yet: if it ends, that may
-    /// be the reason.
-    pub(super) fn explain_end(&self, error: io::Error) -> io::Error {
-        if !is_end(error.kind()) {
-            return self.explain(error);
-        }
-        let shows_certificate = self.tls.0.options.cert_file.is_some();
-        io::Error::new(error.kind(), Refusal::ended(&error, shows_certificate))
     }
 }

@@ -12,25 +12,18 @@ use tokio_rustls::server::TlsStream;
 use super::error::TlsError;
 use super::load;
 use super::options::ServerTlsOptions;
-use super::replaced::Replaced;
+use super::replaced::{self, Read};
 use super::validity::Validity;
+use crate::files::Reloaded;
 
 /// What connections over TLS are accepted with. It is cheap to clone, and all clones use the same files.
 ///
 /// [`ServerTls::refresh`] reads the files again if one of them was replaced or rewritten; connections that are accepted
 /// from then on use what it read. While what they hold cannot be used, what was read before stays in use.
 #[derive(Clone)]
-pub struct ServerTls(Arc<Shared>);
-
-struct Shared {
-    options: ServerTlsOptions,
-    current: Replaced<Read>,
-}
-
-/// What was read of the files.
-struct Read {
-    config: Arc<ServerConfig>,
-    validity: Option<Validity>,
+pub struct ServerTls {
+    options: Arc<ServerTlsOptions>,
+    current: Reloaded<Read<ServerConfig>>,
 }
 
 impl ServerTls {
@@ -40,26 +33,28 @@ impl ServerTls {
     /// [`TlsError`] where a file cannot be read or used.
     pub fn load(options: ServerTlsOptions) -> Result<Self, TlsError> {
         let files = [&options.cert_file, &options.key_file].into_iter().chain(&options.client_ca_file);
-        let current = Replaced::new(files.cloned().collect());
-        let server = Self(Arc::new(Shared { options, current }));
-        server.0.read().map(|_| server)
+        let files = files.cloned().collect();
+        let options = Arc::new(options);
+        let theirs = Arc::clone(&options);
+        let current = replaced::load(files, move || load::server_config(&theirs))?;
+        Ok(Self { options, current })
     }
 
     /// The options that it was made with.
     #[must_use]
     pub fn options(&self) -> &ServerTlsOptions {
-        &self.0.options
+        &self.options
     }
 
     /// When the certificate in use is valid, and those with it that lead to its authority; `None` where that cannot be told.
     #[must_use]
     pub fn validity(&self) -> Option<Validity> {
-        self.0.current.current()?.validity
+        self.current.current().validity
     }
 
     /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
     pub fn refresh(&self) {
-        self.0.current.look(|| self.0.load());
+        self.current.try_refresh();
     }
 
     /// Does the handshake with a client that has connected. It has no time-out.
@@ -72,25 +67,12 @@ impl ServerTls {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let read = self.0.read().map_err(io::Error::other)?;
-        TlsAcceptor::from(Arc::clone(&read.config)).accept(io).await
-    }
-}
-
-impl Shared {
-    /// What is in use. It is read the first time, which blocks.
-    fn read(&self) -> Result<Arc<Read>, TlsError> {
-        self.current.get(|| self.load())
-    }
-
-    fn load(&self) -> Result<Read, TlsError> {
-        let (config, validity) = load::server_config(&self.options)?;
-        Ok(Read { config: Arc::new(config), validity })
+        TlsAcceptor::from(Arc::clone(&self.current.current().config)).accept(io).await
     }
 }
 
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ServerTls").field(&self.0.options).finish()
+        f.debug_tuple("ServerTls").field(&self.options).finish()
     }
 }

@@ -6,14 +6,43 @@ use std::task::{Context, Poll, ready};
 
 use rustls::ProtocolVersion;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::client::Peer;
-use super::refusal::refusal;
+use super::client::Tls;
+use super::load;
+use super::refusal::{Refusal, refusal};
 use super::transport::{Transport, is_end};
 
 /// The most that is read after a write has failed.
 const LAST_WORDS: usize = 16 * 1024;
+
+impl Tls {
+    /// Opens TLS over a connection to `host`.
+    ///
+    /// Cancel safe: a dropped future closes the connection.
+    ///
+    /// # Errors
+    /// The connection ends, or one side refuses the other; [`super::Refused`] has the reason.
+    #[doc(hidden)]
+    pub async fn connect<S>(&self, host: &str, io: S) -> io::Result<Stream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let config = self.current().await?;
+        let name = self.options().server_name.as_deref().unwrap_or(host);
+        let Some(name) = load::server_name(name) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, Refusal::NoName));
+        };
+        let peer = Peer { tls: self.clone(), name: name.to_str().into_owned() };
+        match TlsConnector::from(config).connect(name, Transport::new(io)).into_fallible().await {
+            Ok(stream) => Ok(Stream::new(stream, peer)),
+            Err((error, io)) if io.has_heard() => Err(peer.explain_end(error)),
+            Err((error, _)) if is_end(error.kind()) => Err(io::Error::new(error.kind(), Refusal::Closed)),
+            Err((error, _)) => Err(peer.explain(error)),
+        }
+    }
+}
 
 /// A connection over TLS.
 ///
@@ -31,8 +60,36 @@ pub struct Stream<S> {
     failed: Option<io::Error>,
 }
 
+/// The server of a connection, for errors.
+#[derive(Debug)]
+struct Peer {
+    tls: Tls,
+    name: String,
+}
+
+impl Peer {
+    /// The same error, in words that tell what to do, if it is one of TLS.
+    fn explain(&self, error: io::Error) -> io::Error {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        match inner {
+            Some(inner) => io::Error::new(error.kind(), Refusal::of(inner, self.tls.options(), &self.name)),
+            None => error,
+        }
+    }
+
+    /// As [`Peer::explain`], on a connection on which the server has not accepted this client yet: if it ends, that may
+    /// be the reason.
+    fn explain_end(&self, error: io::Error) -> io::Error {
+        if !is_end(error.kind()) {
+            return self.explain(error);
+        }
+        let shows_certificate = self.tls.options().cert_file.is_some();
+        io::Error::new(error.kind(), Refusal::ended(&error, shows_certificate))
+    }
+}
+
 impl<S> Stream<S> {
-    pub(super) fn new(mut inner: TlsStream<Transport<S>>, peer: Peer) -> Self {
+    fn new(mut inner: TlsStream<Transport<S>>, peer: Peer) -> Self {
         inner.get_mut().0.open();
         Self { inner, peer, late: Vec::new(), failed: None }
     }

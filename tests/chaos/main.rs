@@ -18,6 +18,7 @@ mod clock;
 mod cold;
 mod embed;
 mod failover;
+mod many;
 mod park;
 mod rates;
 mod rig;

@@ -126,7 +126,7 @@ async fn take(source: &mut AmqpSource, count: usize) -> Vec<Delivery> {
 }
 
 fn bodies(deliveries: &[Delivery]) -> Vec<String> {
-    deliveries.iter().map(|d| String::from_utf8(d.message.body.to_vec()).unwrap()).collect()
+    deliveries.iter().map(|d| String::from_utf8(d.message.content.body.to_vec()).unwrap()).collect()
 }
 
 fn ack(delivery: Delivery) {

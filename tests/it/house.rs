@@ -1,4 +1,8 @@
-//! Rules for the dependencies: their compiler versions and their licences.
+//! Rules for the source and for the dependencies: floors, sizes, compiler versions and licences.
+
+mod floors;
+mod sizes;
+mod structure;
 
 use std::path::Path;
 use std::process::Command;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use paced::dispatch::ParkReason;
-use paced::job::{self, Message, Reason, ndjson};
+use paced::job::{self, Content, Message, Reason, ndjson};
 use paced::metric::{self, Kind};
 
 use crate::admin::metrics::LABELS;
@@ -53,9 +53,7 @@ fn every_property_is_in_the_reference() {
     // A field that is added does not compile here until it is named.
     let Message {
         routing_key: _,
-        body: _,
-        content_type: _,
-        content_encoding: _,
+        content: Content { body: _, content_type: _, content_encoding: _ },
         message_id: _,
         priority: _,
         correlation_id: _,

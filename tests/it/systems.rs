@@ -70,7 +70,7 @@ impl Both {
         let call = Check { scope: self.scope(key), limits, costs, generation: 0 };
         let answers = [self.memory.check(call).await.unwrap(), self.shared.check(call).await.unwrap()];
         let checked = self.same(limits, key, answers).await;
-        checked.verdicts.into_iter().map(|verdict| limits.decision(checked.now, verdict)).collect()
+        checked.verdicts.into_iter().map(|verdict| limits.decision(checked.stamp.now, verdict)).collect()
     }
 
     async fn check(&self, limits: &LimitSet, cost: u32) -> Decision {

@@ -159,7 +159,7 @@ fn view(letter: Letter) -> letters::Letter {
         key: letter.routing_key,
         dead_at: number(letter.dead_at),
         response: letter.response,
-        bytes: letter.message.body.len(),
+        bytes: letter.message.content.body.len(),
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
         let mut letter = Letter {
             message: paced::job::Message {
                 message_id: text("a\n"),
-                body: "12345".into(),
+                content: paced::job::Content { body: "12345".into(), ..Default::default() },
                 ..Default::default()
             },
             properties: amqp::BasicProperties::default(),

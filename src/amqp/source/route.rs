@@ -12,12 +12,15 @@ pub(in crate::amqp) struct Route {
     links: Arc<Links>,
     pub(super) link: Link,
     pub(super) is_own: bool,
+    /// Whether messages far beyond the downstream's bytes are given back, since all that is in transit must be read.
+    pub(super) gives_back: bool,
     guilt: watch::Receiver<bool>,
 }
 
 impl Route {
     pub(in crate::amqp) fn new(links: &Arc<Links>, shared: Link, downstream: &str) -> Self {
-        Self { guilt: links.guilt(downstream), links: Arc::clone(links), link: shared, is_own: false }
+        let (guilt, links) = (links.guilt(downstream), Arc::clone(links));
+        Self { links, link: shared, is_own: false, gives_back: false, guilt }
     }
 
     /// Switches to a connection of its own, whose purpose is consuming `what`; returns false if it had one already.

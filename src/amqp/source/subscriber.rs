@@ -28,6 +28,7 @@ use crate::amqp::topology::short;
 use crate::amqp::weight::weight;
 use crate::amqp::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::Delivery;
+use crate::episode::Episode;
 use crate::failpoint;
 use crate::metric;
 use pump::Pump;
@@ -60,19 +61,24 @@ pub(in crate::amqp) struct Subscriber {
     pub(super) arrivals: mpsc::UnboundedSender<Delivery>,
     /// The number of messages that the dispatcher wants unsettled at most; 0 stands for a pause.
     pub(super) window: watch::Receiver<u16>,
-    /// Reports whether there is no consumer.
-    pub(super) idle: watch::Sender<bool>,
     pub(super) sizes: Sizes,
     pub(super) closing: CancellationToken,
-    pub(super) attached: Attached,
-    pub(super) slot: Slot,
+    pub(super) reports: Reports,
     /// The connection that the downstream is consumed over.
     pub(super) route: Route,
-    /// Whether messages far beyond its bytes are given back, since all that is in transit must be read.
-    pub(super) gives_back: bool,
     /// Whether the consumer is to have a time-out of its own, until the broker refuses that: it does so for what is no
     /// quorum queue, and of which kind a queue is that others declared is not known before.
     pub(super) has_timeout: bool,
+}
+
+/// The state that a subscriber reports.
+pub(super) struct Reports {
+    /// Whether there is no consumer.
+    pub(super) idle: watch::Sender<bool>,
+    /// Whether the queue is consumed as well as it can be.
+    pub(super) attached: Attached,
+    /// The subscriptions whose messages may still be settled.
+    pub(super) slot: Slot,
 }
 
 /// How long jobs are not consumed after a connection is up, while it is not known whether they can be parked.
@@ -96,6 +102,14 @@ enum Attempt {
     Over,
 }
 
+/// When the next attempt to attach is made.
+enum After {
+    /// After a time that grows with each failure.
+    Backoff,
+    /// After this time.
+    Delay(Duration),
+}
+
 impl Subscriber {
     pub(in crate::amqp) async fn run(mut self) {
         self.consume_on().await;
@@ -105,7 +119,7 @@ impl Subscriber {
 
     async fn consume_on(&mut self) {
         let mut backoff = Backoff::default();
-        let mut troubled = None;
+        let mut trouble = Episode::default();
         // Why jobs cannot be parked, although those that are come back.
         let mut without = None;
         if self.queue == Queue::Jobs {
@@ -118,71 +132,88 @@ impl Subscriber {
                 // there is a consumer.
                 wanted = self.window.wait_for(|window| *window > 0) => if wanted.is_err() { return },
             }
-            self.idle.send_replace(false);
+            self.reports.idle.send_replace(false);
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
-                attached = self.attach(&mut troubled, &mut without) => attached,
+                attached = self.attach(&mut trouble, &mut without) => attached,
             };
-            match attached {
+            let wait = match attached {
                 Ok(Attempt::Over) => return,
                 Ok(Attempt::Guilty) => {
                     self.separate(SeparationReason::Losses);
                     continue;
                 }
                 Ok(Attempt::Consuming(subscription, consumer, consuming)) => {
-                    if troubled.take().is_some() {
+                    if trouble.end() {
                         info!(downstream = %self.name(), "consuming again");
                     }
                     let since = Instant::now();
-                    self.attached.set(true);
-                    if self.queue == Queue::Home {
-                        match without.take() {
-                            Some(error) => self.settlement.parking.shut(&error, Some(parking::RETRY)),
-                            None => self.settlement.parking.open(),
-                        }
-                    }
-                    let pump = Pump::new(self, Arc::clone(&subscription), consumer, consuming);
-                    let end = pump.run().await;
-                    self.attached.set(false);
-                    match end {
+                    match self.pump(Arc::clone(&subscription), (consumer, consuming), without.take()).await {
                         End::Closed => return,
                         End::Moved(why) => {
                             self.separate(why);
                             continue;
                         }
-                        End::Lost(reason) => self.give_back(&subscription, &mut troubled, &reason).await,
-                    }
-                    if self.closing.is_cancelled() {
-                        return;
+                        End::Lost(reason) => self.give_back(&subscription, &mut trouble, reason).await,
                     }
                     if since.elapsed() >= STABLE {
                         backoff.reset();
                     }
+                    backoff.next()
                 }
-                Err(error) if self.has_timeout && is_about_timeout(&error) => {
-                    self.has_timeout = false;
-                    continue;
-                }
-                Err(error) if self.queue == Queue::Home && error.is_final() => {
-                    self.settlement.parking.shut(&error, None);
-                    // The downstream is consumed as well as it can be.
-                    self.attached.set(true);
-                    self.idle.send_replace(true);
-                    tokio::select! {
-                        () = self.closing.cancelled() => return,
-                        () = tokio::time::sleep(parking::RETRY) => continue,
-                    }
-                }
-                Err(error) if self.route.link.gate.existing.note(&error) => continue,
-                Err(error) if self.route.link.gate.goes_on_without(self.name(), &error) => {}
-                Err(error) => self.log_trouble(&mut troubled, &error.to_string()),
-            }
-            self.idle.send_replace(true);
+                Err(error) => match self.on_error(&error, &mut trouble) {
+                    Some(After::Backoff) => backoff.next(),
+                    Some(After::Delay(delay)) => delay,
+                    None => continue,
+                },
+            };
+            self.reports.idle.send_replace(true);
             tokio::select! {
                 () = self.closing.cancelled() => return,
-                () = tokio::time::sleep(backoff.next()) => {}
+                () = tokio::time::sleep(wait) => {}
             }
         }
+    }
+
+    /// Hands on the deliveries of a consumer until it ends. `without` is why jobs cannot be parked.
+    async fn pump(
+        &mut self,
+        subscription: Arc<Subscription>,
+        (consumer, consuming): (Consumer, Consuming),
+        without: Option<Error>,
+    ) -> End {
+        self.reports.attached.set(true);
+        if self.queue == Queue::Home {
+            match without {
+                Some(error) => self.settlement.parking.shut(&error, Some(parking::RETRY)),
+                None => self.settlement.parking.open(),
+            }
+        }
+        let end = Pump::new(self, subscription, consumer, consuming).run().await;
+        self.reports.attached.set(false);
+        end
+    }
+
+    /// Handles an error of an attempt to attach. Returns the time until the next attempt; `None` if it is made at once.
+    fn on_error(&mut self, error: &Error, trouble: &mut Episode<String>) -> Option<After> {
+        if self.has_timeout && is_about_timeout(error) {
+            self.has_timeout = false;
+            return None;
+        }
+        if self.queue == Queue::Home && error.is_final() {
+            self.settlement.parking.shut(error, None);
+            // The downstream is consumed as well as it can be.
+            self.reports.attached.set(true);
+            return Some(After::Delay(parking::RETRY));
+        }
+        let gate = &self.route.link.gate;
+        if gate.existing.note(error) {
+            return None;
+        }
+        if !gate.goes_on_without(self.name(), error) {
+            self.log_trouble(trouble, error.to_string());
+        }
+        Some(After::Backoff)
     }
 
     /// Waits until it is known whether jobs can be parked, since those that must wait for long would otherwise be held.
@@ -200,11 +231,11 @@ impl Subscriber {
     }
 
     /// Ends the subscription of a consumer that was lost, and returns its unacked messages to the queue.
-    async fn give_back(&self, subscription: &Subscription, troubled: &mut Option<String>, reason: &str) {
+    async fn give_back(&self, subscription: &Subscription, trouble: &mut Episode<String>, reason: String) {
         // Settlements made just before still count where the channel is open.
         subscription.acker.write_now();
         subscription.end();
-        self.log_trouble(troubled, reason);
+        self.log_trouble(trouble, reason);
         // Where only the consumer is gone, the broker returns its messages when the channel is closed.
         tokio::select! {
             () = self.closing.cancelled() => {}
@@ -214,8 +245,8 @@ impl Subscriber {
 
     /// Switches to a connection of its own.
     fn separate(&mut self, why: SeparationReason) {
-        self.gives_back = false;
-        self.idle.send_replace(true);
+        self.route.gives_back = false;
+        self.reports.idle.send_replace(true);
         let name = self.settlement.downstream.name.clone();
         let what = match self.queue {
             Queue::Jobs => name.clone(),
@@ -252,7 +283,7 @@ impl Subscriber {
 
     /// The number of unsettled messages that were delivered over other channels than this one.
     fn elsewhere(&self, current: Option<&Arc<Subscription>>) -> usize {
-        let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = self.reports.slot.lock().unwrap_or_else(PoisonError::into_inner);
         let others = slot.iter().filter(|other| current.is_none_or(|current| !Arc::ptr_eq(current, other)));
         others.filter(|other| other.is_live()).map(|other| other.acker.unsettled().all).sum()
     }
@@ -304,7 +335,7 @@ impl Subscriber {
         let bytes = weight(delivery.data.len(), &delivery.properties);
         self.route.link.meter.claim(delivery.data.len() as u64);
         self.sizes.note(bytes);
-        if (self.gives_back || self.closing.is_cancelled()) && self.settlement.account.overruns(bytes) {
+        if (self.route.gives_back || self.closing.is_cancelled()) && self.settlement.account.overruns(bytes) {
             // There is no other way: the rest of the window is in transit over a connection that others need, that is
             // to be closed, or on which an answer comes after it.
             subscription.acker.give_back(tag);
@@ -334,10 +365,9 @@ impl Subscriber {
     }
 
     /// Logs a trouble once, until it changes.
-    fn log_trouble(&self, troubled: &mut Option<String>, reason: &str) {
-        if troubled.as_deref() != Some(reason) {
+    fn log_trouble(&self, trouble: &mut Episode<String>, reason: String) {
+        if trouble.note(reason.clone()) {
             warn!(downstream = %self.name(), reason, "not consuming; trying on");
-            *troubled = Some(reason.to_owned());
         }
     }
 

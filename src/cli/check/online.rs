@@ -10,10 +10,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Report;
-use crate::cli::certificates::Handles;
 use crate::cli::exit::Exit;
 use crate::cli::parts;
-use crate::cli::secrets::Clients;
+use crate::daemon::{Clients, Handles, MEMORY};
 
 /// The answers of the store that are timed; the fastest counts, since others waited for something else.
 const TIMED: usize = 5;
@@ -88,7 +87,7 @@ fn warn_of_bodies(server: &Server, settings: &Settings, report: &mut Report) {
 async fn store(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
     let settings = &loaded.settings;
     let url = settings.store.url.to_string();
-    if settings.store.url.expose() == parts::MEMORY {
+    if settings.store.url.expose() == MEMORY {
         report.set("store", json!({ "url": url }));
         return report.line(format_args!("store ok: {url}"));
     }

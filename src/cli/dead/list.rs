@@ -10,7 +10,7 @@ use crate::cli::out;
 pub(super) fn json(letter: &Letter) -> Value {
     let mut line = report(letter);
     line["id"] = json!(letter.message.message_id);
-    line["bytes"] = json!(letter.message.body.len());
+    line["bytes"] = json!(letter.message.content.body.len());
     line
 }
 
@@ -44,8 +44,8 @@ pub(super) fn table(letters: &[Letter], tally: &Tally, are_unroutable: bool) -> 
             out::line(format_args!(
                 "{:<30}  {id:<36}  {:>9}  {}",
                 text(&letter.routing_key),
-                letter.message.body.len(),
-                text(&letter.message.content_type),
+                letter.message.content.body.len(),
+                text(&letter.message.content.content_type),
             ))?;
         } else {
             out::line(format_args!(

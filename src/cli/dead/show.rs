@@ -29,7 +29,7 @@ pub(super) fn json(letter: &Letter, downstream: Option<&str>) -> Value {
         "report": report(letter),
         "properties": properties(&letter.properties),
         "headers": letter.properties.headers().as_ref().map(table),
-        "bytes": letter.message.body.len(),
+        "bytes": letter.message.content.body.len(),
         "job": null,
     });
     match render(&letter.job()) {
@@ -40,7 +40,7 @@ pub(super) fn json(letter: &Letter, downstream: Option<&str>) -> Value {
             shown["job"] = job.into();
             shown["left_out"] = left_out.into();
         }
-        None => shown["body_base64"] = STANDARD.encode(&letter.message.body).into(),
+        None => shown["body_base64"] = STANDARD.encode(&letter.message.content.body).into(),
     }
     shown
 }
@@ -79,7 +79,7 @@ pub(super) fn text(letter: &Letter) -> String {
             let _ = writeln!(text, "  {}", out::printable(line));
         }
     }
-    let body = &letter.message.body;
+    let body = &letter.message.content.body;
     match std::str::from_utf8(body).ok().filter(|body| is_printable(body)) {
         Some(body_text) => {
             let _ = write!(text, "body ({} bytes)", body.len());
@@ -177,7 +177,7 @@ mod tests {
     fn letter(body: &'static [u8], headers: FieldTable) -> Letter {
         let message = Message {
             message_id: Some("a\u{1b}[2J".to_owned()),
-            body: bytes::Bytes::from_static(body),
+            content: bytes::Bytes::from_static(body).into(),
             headers: vec![("paced-lane".to_owned(), paced::job::Value::Text("acme".into()))],
             ..Message::default()
         };

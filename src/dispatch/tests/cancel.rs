@@ -108,7 +108,7 @@ async fn one_that_holds_a_slot_is_stopped_and_its_slot_goes_to_the_next() {
 #[tokio::test(start_paused = true)]
 async fn one_that_waits_for_its_connection_is_stopped() {
     let mut bench = Bench::new("1/s", QUICK);
-    *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(300)];
+    *bench.sink.connections.connects.lock().unwrap() = vec![Duration::from_millis(300)];
     bench.publish_many(0..2);
     let done = bench.start();
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -136,7 +136,7 @@ async fn one_that_is_being_sent_is_not_stopped_but_is_not_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn one_that_was_parked_is_discarded_when_it_comes_home() {
     let mut bench = Bench::new("10/s", QUICK);
-    bench.parking = ScriptedParking::Done;
+    bench.tickets.parking = ScriptedParking::Done;
     cancel(&bench, &["home", "tried"]).await;
     let stay = |attempts| Stay {
         until: wall_now().plus(SECOND),
@@ -280,7 +280,7 @@ async fn while_the_store_is_away_those_that_are_known_count() {
     let done = bench.start();
     bench.ledger.count(1).await;
     // There are others now, which this replica cannot read.
-    bench.store.deaf.store(true, Ordering::SeqCst);
+    bench.store.faults.deaf.store(true, Ordering::SeqCst);
     bench.store.away.store(true, Ordering::SeqCst);
     cancel(&bench, &["2"]).await;
     bench.publish_many(1..4);

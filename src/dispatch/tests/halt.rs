@@ -1,7 +1,7 @@
 //! A downstream that this replica cannot use: it takes no jobs, none is lost, and the other replicas continue.
 
 use super::*;
-use crate::store::Lease;
+use crate::store::{Lease, Sharing};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ fn acked(bench: &Bench) -> usize {
 async fn leases(bench: &Bench) -> u32 {
     let limits = bench.options.limits.clone();
     let call = Reserve {
-        lease: Some(Lease { replica: "probe", ttl: QUICK }),
+        sharing: Sharing::Lease(Lease { replica: "probe", ttl: QUICK }),
         ..Reserve::new(
             Scope { downstream: "billing", key: "" },
             &limits,
@@ -45,7 +45,7 @@ async fn leases(bench: &Bench) -> u32 {
 #[tokio::test(start_paused = true)]
 async fn a_replica_without_a_way_to_its_downstream_gives_all_back_and_asks_for_nothing() {
     let mut bench = Bench::new("100/s", QUICK);
-    set(&bench.sink.reachable, false);
+    set(&bench.sink.connections.reachable, false);
     let done = started(&mut bench, 50);
     bench.ledger.count(50).await;
     assert_eq!((given_back(&bench), bench.pauses()), (50, vec![true]), "once each, behind the stop");
@@ -56,10 +56,10 @@ async fn a_replica_without_a_way_to_its_downstream_gives_all_back_and_asks_for_n
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!(bench.store.calls.load(Ordering::SeqCst), calls, "no slots");
     assert_eq!((bench.sink.count(), bench.ledger.all().len()), (0, 50), "nothing is taken");
-    let tried = bench.sink.tried.load(Ordering::SeqCst);
+    let tried = bench.sink.connections.tried.load(Ordering::SeqCst);
     assert!((30..=80).contains(&tried), "{tried} connections were tried in a minute");
 
-    set(&bench.sink.reachable, true);
+    set(&bench.sink.connections.reachable, true);
     bench.sink.arrived(10).await;
     bench.ledger.count(60).await;
     assert_eq!((acked(&bench), dead_letters(&bench), bench.pauses()), (10, 0, vec![true, false]));
@@ -71,16 +71,16 @@ async fn a_replica_without_a_way_to_its_downstream_gives_all_back_and_asks_for_n
 #[tokio::test(start_paused = true)]
 async fn what_must_not_go_back_is_held_and_goes_at_the_pace_once_there_is_a_connection() {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.may_be_given_back = false;
+    bench.tickets.may_be_given_back = false;
     let _running = started(&mut bench, 1000);
     for outage in 1..=30 {
         bench.sink.arrived(outage * 20).await;
-        set(&bench.sink.reachable, false);
+        set(&bench.sink.connections.reachable, false);
         tokio::time::sleep(20 * SECOND).await;
         let sent = bench.sink.count();
         tokio::time::sleep(20 * SECOND).await;
         assert_eq!(bench.sink.count(), sent);
-        set(&bench.sink.reachable, true);
+        set(&bench.sink.connections.reachable, true);
     }
     let start = Instant::now();
     let left = 1000 - bench.sink.count();
@@ -105,7 +105,7 @@ async fn the_other_replica_has_the_whole_pace() {
         bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_micros(300)));
         bench
     });
-    set(&bad.sink.reachable, false);
+    set(&bad.sink.connections.reachable, false);
     let _others = [started(&mut good, 2000), started(&mut bad, 500)];
     let start = Instant::now();
     good.sink.arrived(2000).await;
@@ -132,7 +132,7 @@ async fn one_job_that_is_refused_among_others_that_are_not_is_dead_and_nothing_s
 async fn statuses_that_are_not_listed_are_about_the_job() {
     let mut bench = Bench::new("200/s", QUICK);
     bench.options.retry.on_unauthorized = crate::dispatch::RefusalStatuses::NONE;
-    set(&bench.sink.accepts, false);
+    set(&bench.sink.secrets.accepts, false);
     let done = started(&mut bench, 20);
     bench.end();
     done.await.unwrap();
@@ -143,18 +143,18 @@ async fn statuses_that_are_not_listed_are_about_the_job() {
 async fn credentials_that_are_refused_for_a_while_bury_nothing() {
     for may_be_given_back in [true, false] {
         let mut bench = Bench::new("200/s", QUICK);
-        bench.may_be_given_back = may_be_given_back;
+        bench.tickets.may_be_given_back = may_be_given_back;
         let _running = started(&mut bench, 400);
         bench.sink.accepted(100).await;
-        set(&bench.sink.accepts, false);
+        set(&bench.sink.secrets.accepts, false);
         tokio::time::sleep(SECOND).await;
         let sent = bench.sink.count();
         tokio::time::sleep(4 * SECOND).await;
         let trials = bench.sink.count() - sent;
         assert!((1..=8).contains(&trials), "one job at a time: {trials}");
-        assert!(bench.sink.secrets_read.load(Ordering::SeqCst) >= 2, "before each");
+        assert!(bench.sink.secrets.reads.load(Ordering::SeqCst) >= 2, "before each");
         assert_eq!((acked(&bench), dead_letters(&bench)), (100, 0));
-        set(&bench.sink.accepts, true);
+        set(&bench.sink.secrets.accepts, true);
         bench.ledger.count(400).await;
         let back = given_back(&bench);
         assert_eq!((acked(&bench), dead_letters(&bench)), (400 - back, 0));
@@ -170,9 +170,9 @@ async fn credentials_that_are_refused_for_a_while_bury_nothing() {
 #[tokio::test(start_paused = true)]
 async fn new_secrets_are_used_as_soon_as_they_are_there() {
     let mut bench = Bench::new("200/s", QUICK);
-    set(&bench.sink.accepts, false);
-    set(&bench.sink.new_secrets, true);
-    bench.may_be_given_back = false;
+    set(&bench.sink.secrets.accepts, false);
+    set(&bench.sink.secrets.renewed, true);
+    bench.tickets.may_be_given_back = false;
     let start = Instant::now();
     let _running = started(&mut bench, 50);
     bench.ledger.count(50).await;
@@ -202,9 +202,9 @@ async fn jobs_that_are_all_refused_for_their_own_fault_stop_the_others_for_a_whi
 async fn a_stop_while_no_jobs_are_taken_gives_back_what_is_held() {
     for reachable in [true, false] {
         let mut bench = Bench::new("200/s", QUICK);
-        bench.may_be_given_back = false;
-        set(&bench.sink.reachable, reachable);
-        set(&bench.sink.accepts, false);
+        bench.tickets.may_be_given_back = false;
+        set(&bench.sink.connections.reachable, reachable);
+        set(&bench.sink.secrets.accepts, false);
         let done = started(&mut bench, 50);
         tokio::time::sleep(10 * SECOND).await;
         assert_eq!(bench.ledger.all(), []);
@@ -218,31 +218,31 @@ async fn a_stop_while_no_jobs_are_taken_gives_back_what_is_held() {
 async fn nothing_is_released_without_limits_either() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.options.on_unavailable = crate::dispatch::OnUnavailable::Open;
-    bench.may_be_given_back = false;
+    bench.tickets.may_be_given_back = false;
     let _running = started(&mut bench, 100);
     bench.sink.arrived(10).await;
     set(&bench.store.away, true);
-    set(&bench.sink.reachable, false);
+    set(&bench.sink.connections.reachable, false);
     tokio::time::sleep(30 * SECOND).await;
-    let tried = bench.sink.unreached.load(Ordering::SeqCst);
+    let tried = bench.sink.connections.unreached.load(Ordering::SeqCst);
     tokio::time::sleep(30 * SECOND).await;
-    assert_eq!(bench.sink.unreached.load(Ordering::SeqCst), tried);
-    set(&bench.sink.reachable, true);
+    assert_eq!(bench.sink.connections.unreached.load(Ordering::SeqCst), tried);
+    set(&bench.sink.connections.reachable, true);
     bench.ledger.count(100).await;
     assert_eq!(acked(&bench), 100);
 }
 
 /// The widest window that was set on the source.
 fn widest(bench: &Bench) -> Option<u16> {
-    bench.windows.lock().unwrap().iter().max().copied()
+    bench.source.windows.lock().unwrap().iter().max().copied()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_trial_is_never_a_job_that_may_not_go_yet() {
     for may_be_given_back in [true, false] {
         let mut bench = Bench::new("200/s", QUICK);
-        bench.may_be_given_back = may_be_given_back;
-        set(&bench.sink.accepts, false);
+        bench.tickets.may_be_given_back = may_be_given_back;
+        set(&bench.sink.secrets.accepts, false);
         let start = (wall_now().0 / 1000 + 120_000).into();
         for id in 0..10 {
             let headers = vec![("paced-not-before".to_owned(), Value::Integer(start))];
@@ -253,7 +253,7 @@ async fn a_trial_is_never_a_job_that_may_not_go_yet() {
         let early = bench.sink.ids().iter().filter(|id| id.starts_with("later")).count();
         assert_eq!((early, dead_letters(&bench)), (0, 0));
         assert!(bench.sink.count() > 10, "the others are tried");
-        set(&bench.sink.accepts, true);
+        set(&bench.sink.secrets.accepts, true);
         tokio::time::sleep(100 * SECOND).await;
         assert_eq!(acked(&bench) + given_back(&bench), 13, "{:?}", bench.ledger);
     }
@@ -269,8 +269,8 @@ async fn jobs_that_are_refused_leave_the_window_to_others() {
         ids.iter().for_each(|id| bench.publish(message(id)));
         let _running = bench.start();
         tokio::time::sleep(600 * SECOND).await;
-        assert!(widest(&bench) >= Some(window), "{rate}: {:?}", bench.windows);
-        assert!(bench.sink.secrets_read.load(Ordering::SeqCst) > 0, "{rate}");
+        assert!(widest(&bench) >= Some(window), "{rate}: {:?}", bench.source.windows);
+        assert!(bench.sink.secrets.reads.load(Ordering::SeqCst) > 0, "{rate}");
         assert_eq!(bench.ledger.all(), [], "{rate}: it may be the credentials' fault");
         tokio::time::sleep(7200 * SECOND).await;
         assert_eq!(dead_letters(&bench), bad, "{rate}: in bounded time");
@@ -289,13 +289,13 @@ async fn long_jobs_that_are_all_refused_keep_others_out_for_a_short_while_only()
     let _running = bench.start();
     bench.sink.arrived(3).await;
     // No more fit before one of them is settled.
-    bench.full.send_replace(true);
+    bench.source.full.send_replace(true);
     bench.publish_many(0..1);
     let begun = Instant::now();
     bench.ledger.count(1).await;
     assert_eq!(dead_letters(&bench), 1, "one of the three");
     assert!(begun.elapsed() >= 60 * SECOND && begun.elapsed() < 120 * SECOND, "{:?}", begun.elapsed());
-    bench.full.send_replace(false);
+    bench.source.full.send_replace(false);
     let start = Instant::now();
     bench.sink.accepted(1).await;
     assert!(start.elapsed() < 20 * SECOND, "{:?}", start.elapsed());
@@ -307,11 +307,11 @@ async fn long_jobs_that_are_all_refused_keep_others_out_for_a_short_while_only()
 async fn a_trial_whose_job_is_dead_is_followed_by_another_although_nothing_new_comes() {
     let mut bench = Bench::new("200/s", QUICK);
     let _running = started(&mut bench, 3);
-    set(&bench.sink.accepts, false);
+    set(&bench.sink.secrets.accepts, false);
     tokio::time::sleep(20 * SECOND).await;
     ["0", "1"].into_iter().for_each(|id| bench.sink.answer(id, dead(400)));
     bench.ledger.count(2).await;
-    set(&bench.sink.accepts, true);
+    set(&bench.sink.secrets.accepts, true);
     bench.ledger.count(3).await;
     assert_eq!((acked(&bench), dead_letters(&bench)), (1, 2));
 }
@@ -320,13 +320,13 @@ async fn a_trial_whose_job_is_dead_is_followed_by_another_although_nothing_new_c
 async fn credentials_are_tried_without_limits_too() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.options.on_unavailable = crate::dispatch::OnUnavailable::Open;
-    bench.may_be_given_back = false;
+    bench.tickets.may_be_given_back = false;
     set(&bench.store.away, true);
-    set(&bench.sink.accepts, false);
+    set(&bench.sink.secrets.accepts, false);
     let _running = started(&mut bench, 20);
     tokio::time::sleep(20 * SECOND).await;
     assert_eq!(bench.pauses().first(), Some(&true));
-    set(&bench.sink.accepts, true);
+    set(&bench.sink.secrets.accepts, true);
     bench.ledger.count(20).await;
     assert_eq!((acked(&bench), dead_letters(&bench)), (20, 0));
 }
@@ -334,8 +334,8 @@ async fn credentials_are_tried_without_limits_too() {
 #[tokio::test(start_paused = true)]
 async fn other_statuses_that_are_reloaded_end_the_stop() {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.may_be_given_back = false;
-    set(&bench.sink.accepts, false);
+    bench.tickets.may_be_given_back = false;
+    set(&bench.sink.secrets.accepts, false);
     let _running = started(&mut bench, 20);
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(bench.ledger.all(), []);

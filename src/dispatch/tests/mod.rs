@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::job::{Message, Reason, Value};
+use crate::job::{Content, Message, Reason, Value};
 use crate::limit::{Limit, LimitSet};
 use crate::store::{Change, MemoryStore, Reserve, Scope, Store};
 use crate::time::{suspend, wall_now};
@@ -128,10 +128,10 @@ async fn slots_slept_through_are_given_up_and_reserved_anew() {
     let scope = Scope { downstream: "billing", key: "" };
     let call = Reserve::new(scope, &limits, crate::limit::Costs::Each(&[1]), Duration::ZERO);
     let next = bench.store.inner().reserve(call).await.unwrap();
-    assert_eq!(next.next, next.now.plus(Duration::from_millis(280)), "all 30 hold a slot");
+    assert_eq!(next.next, next.stamp.now.plus(Duration::from_millis(280)), "all 30 hold a slot");
     suspend(MINUTES);
     let awake = bench.store.inner().ping().await.unwrap();
-    assert_eq!(awake.since(next.now), MINUTES);
+    assert_eq!(awake.since(next.stamp.now), MINUTES);
     bench.end();
     done.await.unwrap();
     let ids: Vec<String> = (0..30).map(|id| id.to_string()).collect();
@@ -151,12 +151,16 @@ async fn the_sink_gets_ready_while_the_store_is_asked() {
     bench.store = Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), Duration::from_millis(5)));
     let done = bench.start();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(*bench.sink.warmed.lock().unwrap(), [], "nothing for an idle dispatcher");
+    assert_eq!(*bench.sink.connections.warmed.lock().unwrap(), [], "nothing for an idle dispatcher");
     bench.publish_many(0..1);
     bench.end();
     let start = Instant::now();
     done.await.unwrap();
-    assert_eq!(*bench.sink.warmed.lock().unwrap(), [(start, 1); 2], "before the call, and with it");
+    assert_eq!(
+        *bench.sink.connections.warmed.lock().unwrap(),
+        [(start, 1); 2],
+        "before the call, and with it"
+    );
     assert_eq!(bench.sink.millis(start), [10], "after the round trip");
 }
 
@@ -165,7 +169,7 @@ async fn the_sink_gets_ready_while_the_store_is_asked() {
 async fn a_fast_limit_at_rest_asks_for_slots_once_connections_are_open() {
     for (opens_in, from) in [(30, 30), (5000, 1000)] {
         let mut bench = Bench::new("100/s", QUICK);
-        *bench.sink.opens_in.lock().unwrap() = Duration::from_millis(opens_in);
+        *bench.sink.connections.opens_in.lock().unwrap() = Duration::from_millis(opens_in);
         bench.publish_many(0..20);
         let start = Instant::now();
         let _done = bench.start();
@@ -186,7 +190,7 @@ async fn a_fast_limit_at_rest_asks_for_slots_once_connections_are_open() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_limit_waits_for_its_connection() {
     let mut bench = Bench::new("1/s", QUICK);
-    *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(300); 3];
+    *bench.sink.connections.connects.lock().unwrap() = vec![Duration::from_millis(300); 3];
     bench.publish_many(0..3);
     let start = Instant::now();
     let done = bench.start();
@@ -199,7 +203,7 @@ async fn a_slow_limit_waits_for_its_connection() {
 async fn a_slot_that_passes_while_there_is_no_connection_is_given_up() {
     let mut bench = Bench::new("100/s", QUICK);
     // The first connection takes longer than the tolerance of 10 ms.
-    *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(300)];
+    *bench.sink.connections.connects.lock().unwrap() = vec![Duration::from_millis(300)];
     bench.publish_many(0..20);
     let start = Instant::now();
     let done = bench.start();
@@ -218,7 +222,7 @@ async fn copies_of_a_lost_connection_are_never_released() {
     bench.publish_many(0..20);
     let done = bench.start();
     bench.sink.arrived(3).await;
-    bench.live.store(false, Ordering::SeqCst);
+    bench.tickets.live.store(false, Ordering::SeqCst);
     bench.end();
     done.await.unwrap();
     assert_eq!(bench.sink.count(), 3);

@@ -64,7 +64,7 @@ async fn a_job_that_is_refused_with_each_new_secret_is_dead_in_the_end() {
 #[tokio::test(start_paused = true)]
 async fn no_job_is_dead_because_there_are_no_new_credentials() {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.may_be_given_back = false;
+    bench.tickets.may_be_given_back = false;
     // One among others that succeed, more often than it may be tried.
     answer(&bench, "3", 10, false);
     bench.publish_many(0..500);
@@ -81,13 +81,13 @@ async fn no_job_is_dead_because_there_are_no_new_credentials() {
     bench.publish_many(500..520);
     bench.ledger.count(520).await;
     assert_eq!((dead_letters(&bench), bench.pauses().first()), (0, Some(&true)));
-    assert!(bench.sink.secrets_read.load(Ordering::SeqCst) > 0, "they are read again");
+    assert!(bench.sink.secrets.reads.load(Ordering::SeqCst) > 0, "they are read again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_token_server_failed_at_does_not_count_once_there_is_a_new_token() {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.may_be_given_back = false;
+    bench.tickets.may_be_given_back = false;
     // While there is no new token, others that the API accepts come in between; then there are new ones, also refused at
     // first.
     answer(&bench, "late", 4, false);
@@ -107,7 +107,7 @@ async fn what_the_token_server_failed_at_does_not_count_once_there_is_a_new_toke
 #[tokio::test(start_paused = true)]
 async fn a_long_outage_of_the_token_server_does_not_wear_a_job_out() {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.may_be_given_back = false;
+    bench.tickets.may_be_given_back = false;
     answer(&bench, "0", 400, false);
     // Then it is refused like any other that may be at fault: that alone counts.
     (0..3).for_each(|_| bench.sink.answer("0", dead(401)));
@@ -179,15 +179,15 @@ async fn the_log_tells_once_why_the_secrets_cannot_be_read_until_that_changes() 
     let errors = Errors::default();
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(errors.clone()));
     let mut bench = Bench::new("100/s", QUICK);
-    bench.may_be_given_back = false;
-    bench.sink.accepts.store(false, Ordering::SeqCst);
+    bench.tickets.may_be_given_back = false;
+    bench.sink.secrets.accepts.store(false, Ordering::SeqCst);
     bench.publish_many(0..20);
     let _running = bench.start();
     for (error, tells) in [(Some("one"), 1), (Some("two"), 2), (None, 2), (Some("two"), 3)] {
-        let before = bench.sink.secrets_read.load(Ordering::SeqCst);
-        *bench.sink.secrets_error.lock().unwrap() = error.map(str::to_owned);
+        let before = bench.sink.secrets.reads.load(Ordering::SeqCst);
+        *bench.sink.secrets.error.lock().unwrap() = error.map(str::to_owned);
         tokio::time::sleep(MINUTE).await;
-        let trials = bench.sink.secrets_read.load(Ordering::SeqCst) - before;
+        let trials = bench.sink.secrets.reads.load(Ordering::SeqCst) - before;
         assert!(trials >= 10, "{trials} in a minute");
         assert_eq!(errors.0.lock().unwrap().len(), tells, "{:?}", errors.0);
     }

@@ -22,7 +22,7 @@ fn stay(bench: &Bench, id: &str) -> Stay {
 
 fn parking(rate: &str) -> Bench {
     let mut bench = Bench::new(rate, QUICK);
-    bench.parking = ScriptedParking::Done;
+    bench.tickets.parking = ScriptedParking::Done;
     bench
 }
 
@@ -47,7 +47,7 @@ async fn a_job_for_much_later_is_parked_and_one_for_soon_is_held() {
 async fn a_job_that_cannot_be_parked_is_held() {
     for way in [ScriptedParking::Absent, ScriptedParking::Refused] {
         let mut bench = parking("10/s");
-        bench.parking = way;
+        bench.tickets.parking = way;
         let start = Instant::now();
         bench.publish(not_before("far", Duration::from_secs(100)));
         let done = bench.start();
@@ -244,7 +244,7 @@ async fn jobs_that_are_not_held_for_long_or_were_refused_are_not_parked() {
     assert_eq!(bench.sink.count(), 20, "each waits for less than 20 minutes");
 
     let mut bench = parking("1/h");
-    bench.parking = ScriptedParking::Refused;
+    bench.tickets.parking = ScriptedParking::Refused;
     bench.publish_many(0..2);
     let start = Instant::now();
     let done = bench.start();

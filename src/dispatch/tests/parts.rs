@@ -40,24 +40,40 @@ pub(super) struct Bench {
     pub(super) store: Arc<FlakyStore>,
     pub(super) clock: Arc<dyn ReleaseClock>,
     pub(super) ledger: Ledger,
+    pub(super) stop: CancellationToken,
+    pub(super) tickets: Tickets,
+    pub(super) source: SourceEnd,
+    running: Option<Running>,
+}
+
+/// The tickets of the messages that are published from now on.
+pub(super) struct Tickets {
     pub(super) live: Arc<AtomicBool>,
     /// The generation of the channel that messages come through.
     generation: u64,
-    pub(super) stop: CancellationToken,
-    /// The calls that the source received.
-    pub(super) windows: Arc<Mutex<Vec<u16>>>,
-    /// Whether its messages may be given back while the downstream cannot be used.
+    /// Whether messages may be given back while the downstream cannot be used.
     pub(super) may_be_given_back: bool,
     /// What becomes of jobs that are to be parked.
     pub(super) parking: ScriptedParking,
-    /// Whether the source is full, so that it hands out nothing.
-    pub(super) full: watch::Sender<bool>,
-    pauses: Arc<Mutex<Vec<bool>>>,
+}
+
+/// The other end of the source.
+pub(super) struct SourceEnd {
     messages: mpsc::UnboundedSender<Delivery>,
+    /// The calls that it received.
+    pub(super) windows: Arc<Mutex<Vec<u16>>>,
+    pauses: Arc<Mutex<Vec<bool>>>,
+    /// Whether it is full, so that it hands out nothing.
+    pub(super) full: watch::Sender<bool>,
+    /// The source, before the dispatcher is started.
     source: Option<ScriptedSource>,
-    control: Option<Control>,
-    view: Option<View>,
-    peers: Option<Peers>,
+}
+
+/// The handles on a running dispatcher.
+struct Running {
+    control: Control,
+    view: View,
+    peers: Peers,
     still: Arc<Still>,
 }
 
@@ -100,27 +116,28 @@ impl Bench {
             store: Arc::new(FlakyStore::new(Arc::new(MemoryStore::new()), Duration::ZERO)),
             clock: Arc::new(TokioClock),
             ledger: Ledger::default(),
-            live: Arc::new(AtomicBool::new(true)),
-            generation: 1,
             stop: CancellationToken::new(),
-            messages: tell,
-            source: Some(ScriptedSource {
-                messages,
-                windows: Arc::clone(&windows),
-                pauses: Arc::clone(&pauses),
-                is_paused: false,
-                full: full.subscribe(),
-                can_park: false,
-            }),
-            windows,
-            may_be_given_back: true,
-            parking: ScriptedParking::default(),
-            full,
-            pauses,
-            control: None,
-            view: None,
-            peers: None,
-            still: Arc::default(),
+            tickets: Tickets {
+                live: Arc::new(AtomicBool::new(true)),
+                generation: 1,
+                may_be_given_back: true,
+                parking: ScriptedParking::default(),
+            },
+            source: SourceEnd {
+                messages: tell,
+                source: Some(ScriptedSource {
+                    messages,
+                    windows: Arc::clone(&windows),
+                    pauses: Arc::clone(&pauses),
+                    is_paused: false,
+                    full: full.subscribe(),
+                    can_park: false,
+                }),
+                windows,
+                pauses,
+                full,
+            },
+            running: None,
         }
     }
 
@@ -142,26 +159,24 @@ impl Bench {
 
     /// Loses the channel of all messages so far; later ones come through another one.
     pub(super) fn reconnect(&mut self) {
-        self.live.store(false, Ordering::SeqCst);
-        self.live = Arc::new(AtomicBool::new(true));
-        self.generation += 1;
+        self.tickets.live.store(false, Ordering::SeqCst);
+        self.tickets.live = Arc::new(AtomicBool::new(true));
+        self.tickets.generation += 1;
     }
 
     fn deliver(&self, message: Message, id: String, redelivered: bool, stay: Option<Stay>) {
-        let (live, ledger) = (Arc::clone(&self.live), self.ledger.clone());
-        let (reply_to, generation) = (message.reply_to.clone(), self.generation);
-        let may_be_given_back = self.may_be_given_back;
+        let Tickets { live, generation, may_be_given_back, parking } = &self.tickets;
         let ticket = Box::new(ScriptedTicket {
             id,
-            reply_to,
-            live,
-            ledger,
-            generation,
+            reply_to: message.reply_to.clone(),
+            live: Arc::clone(live),
+            ledger: self.ledger.clone(),
+            generation: *generation,
             redelivered,
-            may_be_given_back,
-            parking: self.parking,
+            may_be_given_back: *may_be_given_back,
+            parking: *parking,
         });
-        self.messages.send(Delivery { message, ticket, stay }).unwrap();
+        self.source.messages.send(Delivery { message, ticket, stay }).unwrap();
     }
 
     pub(super) fn publish_many(&self, ids: std::ops::Range<usize>) {
@@ -172,52 +187,58 @@ impl Bench {
 
     /// Starts the dispatcher. It ends with the handle, so that it costs later runs of the same test no time.
     pub(super) fn start(&mut self) -> AbortOnDropHandle<Drained> {
-        let mut source = self.source.take().expect("started once");
-        source.can_park = self.parking != ScriptedParking::Absent;
+        let mut source = self.source.source.take().expect("started once");
+        source.can_park = self.tickets.parking != ScriptedParking::Absent;
         let dispatcher = Dispatcher::new(
             self.options.clone(),
             Arc::clone(&self.store) as _,
             Arc::clone(&self.sink) as _,
             Arc::clone(&self.clock),
         );
-        (self.control, self.view) = (Some(dispatcher.control()), Some(dispatcher.view()));
-        self.peers = Some(dispatcher.peers());
-        let (mut run, still) = (Box::pin(dispatcher.run(source, self.stop.clone())), Arc::clone(&self.still));
+        let (control, view, peers) = (dispatcher.control(), dispatcher.view(), dispatcher.peers());
+        let still = Arc::<Still>::default();
+        self.running = Some(Running { control, view, peers, still: Arc::clone(&still) });
+        let mut run = Box::pin(dispatcher.run(source, self.stop.clone()));
         AbortOnDropHandle::new(tokio::spawn(poll_fn(move |context| {
             still.waker.register(context.waker());
             if still.is_set.load(Ordering::SeqCst) { Poll::Pending } else { run.as_mut().poll(context) }
         })))
     }
 
+    fn running(&self) -> &Running {
+        self.running.as_ref().expect("started")
+    }
+
     /// The handle on the running dispatcher.
     pub(super) fn control(&self) -> Control {
-        self.control.clone().expect("started")
+        self.running().control.clone()
     }
 
     /// The view of the running dispatcher.
     pub(super) fn view(&self) -> View {
-        self.view.clone().expect("started")
+        self.running().view.clone()
     }
 
     /// Has the running dispatcher stand still, or go on.
     pub(super) fn stand_still(&self, still: bool) {
-        self.still.is_set.store(still, Ordering::SeqCst);
-        self.still.waker.wake();
+        let running = self.running();
+        running.still.is_set.store(still, Ordering::SeqCst);
+        running.still.waker.wake();
     }
 
     /// Tells the running dispatcher how many replicas there are.
     pub(super) fn tell_peers(&self, replicas: u32) {
-        self.peers.as_ref().expect("started").tell(replicas);
+        self.running().peers.tell(replicas);
     }
 
     /// The pauses of the source, in order: true for a pause, false for the continuation.
     pub(super) fn pauses(&self) -> Vec<bool> {
-        self.pauses.lock().unwrap().clone()
+        self.source.pauses.lock().unwrap().clone()
     }
 
     /// Ends the source: the dispatcher ends once every job is settled.
     pub(super) fn end(&mut self) {
-        self.messages = mpsc::unbounded_channel().0;
+        self.source.messages = mpsc::unbounded_channel().0;
     }
 }
 
@@ -239,7 +260,7 @@ pub(super) fn at_most(units: u32) -> MaxCost {
 pub(super) fn message(id: &str) -> Message {
     Message {
         routing_key: "billing".to_owned(),
-        body: Bytes::from_static(b"{}"),
+        content: Bytes::from_static(b"{}").into(),
         message_id: Some(id.to_owned()),
         ..Message::default()
     }

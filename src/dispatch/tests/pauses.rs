@@ -228,7 +228,7 @@ async fn a_pause_ends_by_itself_and_a_resume_ends_both() {
 async fn a_notice_that_was_missed_is_made_up_for() {
     // With slots this far apart, its next call would come only after a minute.
     let mut bench = Bench::new("1/m", QUICK);
-    bench.store.deaf.store(true, Ordering::SeqCst);
+    bench.store.faults.deaf.store(true, Ordering::SeqCst);
     bench.publish_many(0..3);
     let start = Instant::now();
     let done = bench.start();
@@ -297,7 +297,7 @@ async fn an_operators_pause_survives_the_loss_of_the_record() {
 async fn a_connection_that_opens_in_a_pause_is_not_used() {
     let mut bench = Bench::new("1/s", Duration::from_millis(1100));
     // The second job waits for its connection while the first is answered.
-    *bench.sink.connects.lock().unwrap() = vec![Duration::from_millis(400), Duration::ZERO];
+    *bench.sink.connections.connects.lock().unwrap() = vec![Duration::from_millis(400), Duration::ZERO];
     bench.publish_many(0..3);
     bench.options.max_pause = Duration::from_millis(50);
     bench.sink.answer("0", asks(429, 1));

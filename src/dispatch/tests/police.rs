@@ -126,7 +126,7 @@ async fn a_retry_is_decided_anew() {
 #[tokio::test(start_paused = true)]
 async fn an_allowed_job_waits_for_its_connection_and_is_charged_once() {
     let mut bench = bench(gcra(1));
-    *bench.sink.connects.lock().unwrap() = vec![Duration::from_secs(20)];
+    *bench.sink.connections.connects.lock().unwrap() = vec![Duration::from_secs(20)];
     bench.publish_many(0..1);
     let start = Instant::now();
     let done = bench.start();

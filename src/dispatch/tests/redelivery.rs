@@ -63,7 +63,7 @@ async fn each_send_stands_for_one_message() {
         for label in ["first", "second", "third", "fourth"] {
             bench.publish_again(job(), label);
         }
-        bench.publish(Message { body: Bytes::from_static(b"[]"), ..job() });
+        bench.publish(Message { content: Bytes::from_static(b"[]").into(), ..job() });
         bench.publish(job());
         bench.ledger.count(6).await;
         assert_eq!(bench.sink.count(), 3 + 1 + 2, "the fourth, and those that are new");
@@ -81,11 +81,12 @@ async fn what_differs_is_sent() {
     bench.sink.arrived(1).await;
     bench.reconnect();
     let text = |text: &'static str| Value::Text(Bytes::from_static(text.as_bytes()));
+    let typed = Content { content_type: Some("text/csv".to_owned()), ..message("a").content };
     for (number, other) in [
         message("b"),
         Message { message_id: None, ..message("") },
-        Message { body: Bytes::from_static(b"[]"), ..message("a") },
-        Message { content_type: Some("text/csv".to_owned()), ..message("a") },
+        Message { content: Bytes::from_static(b"[]").into(), ..message("a") },
+        Message { content: typed, ..message("a") },
         Message { reply_to: Some("replies".to_owned()), ..message("a") },
         Message { headers: vec![("paced-path".to_owned(), text("x"))], ..message("a") },
         Message { headers: vec![("paced-cost".to_owned(), Value::Integer(2))], ..message("a") },

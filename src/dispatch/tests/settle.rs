@@ -140,7 +140,7 @@ async fn bad_messages_never_reach_the_sink_and_block_nobody() {
         bench.publish(match good % 3 {
             0 => Message { headers: header("paced-nope", text("x")), ..bad },
             1 => Message { headers: header("paced-path", text("../x")), ..bad },
-            _ => Message { body: vec![0; 101].into(), ..bad },
+            _ => Message { content: Bytes::from(vec![0; 101]).into(), ..bad },
         });
     }
     let start = Instant::now();
@@ -237,7 +237,7 @@ async fn stale_retries_do_not_keep_a_dispatcher_whose_source_has_ended() {
     let start = Instant::now();
     let done = bench.start();
     bench.sink.arrived(1).await;
-    bench.live.store(false, Ordering::SeqCst);
+    bench.tickets.live.store(false, Ordering::SeqCst);
     bench.end();
     done.await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());

@@ -337,12 +337,12 @@ async fn the_source_is_told_how_much_is_in_hand_at_most() {
     let mut bench = Bench::new("10/s", QUICK);
     let _running = bench.start();
     tokio::time::sleep(SECOND).await;
-    assert!(bench.windows.lock().unwrap().is_empty(), "as it was made");
+    assert!(bench.source.windows.lock().unwrap().is_empty(), "as it was made");
     set(&bench, Some("1/s"), None).await;
     tokio::time::sleep(SECOND).await;
     set(&bench, Some("1000/s"), None).await;
     tokio::time::sleep(SECOND).await;
     set(&bench, Some("500/s"), None).await;
     tokio::time::sleep(SECOND).await;
-    assert_eq!(*bench.windows.lock().unwrap(), [60, 1000]);
+    assert_eq!(*bench.source.windows.lock().unwrap(), [60, 1000]);
 }

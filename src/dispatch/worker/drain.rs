@@ -9,6 +9,7 @@ use super::Worker;
 use crate::dispatch::Drained;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::Event;
+use crate::dispatch::meters::Meters;
 use crate::dispatch::source::{ParkReason, Source};
 use crate::pace::Waiter;
 
@@ -24,18 +25,10 @@ impl Worker {
         mut source: impl Source,
         mut events: mpsc::UnboundedReceiver<Event>,
     ) -> Drained {
-        let end = Instant::now() + self.drain_timeout;
+        let end = Instant::now() + self.flights.drain_timeout;
         // First the source is stopped, or jobs that are given back would come straight back.
-        let closing = timeout(CLOSING.min(self.drain_timeout), async {
-            source.close().await;
-            while let Some(delivery) = source.next().await {
-                self.context.meters.returned.increment(1);
-                if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
-                    self.context.meters.home();
-                }
-                delivery.ticket.give_back();
-            }
-        });
+        let closing =
+            timeout(CLOSING.min(self.flights.drain_timeout), close(&mut source, &self.context.meters));
         if closing.await.is_err() {
             tracing::warn!(downstream = self.context.downstream, "the source did not close in time");
         }
@@ -45,7 +38,7 @@ impl Worker {
         entries.sort_by_key(Waiter::seq);
         entries.into_iter().for_each(|entry| self.give_back(entry));
         self.report_drain(self.engine.release().sending());
-        if timeout(LEAVING.min(self.drain_timeout), self.engine.leave()).await.is_err() {
+        if timeout(LEAVING.min(self.flights.drain_timeout), self.engine.leave()).await.is_err() {
             tracing::debug!(
                 downstream = self.context.downstream,
                 "the store has not taken back what is unused"
@@ -91,7 +84,19 @@ impl Worker {
         if entry.attempts.sent > 0 && entry.can_park() && !self.flights.abandon.is_cancelled() {
             return self.park(entry.since(), ParkReason::Restart, entry);
         }
-        self.context.meters.returned.increment(1);
+        self.context.meters.settled.returned.increment(1);
         entry.ticket.give_back();
+    }
+}
+
+/// Closes the source, and gives back what it still hands out.
+async fn close(source: &mut impl Source, meters: &Meters) {
+    source.close().await;
+    while let Some(delivery) = source.next().await {
+        meters.settled.returned.increment(1);
+        if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
+            meters.home();
+        }
+        delivery.ticket.give_back();
     }
 }

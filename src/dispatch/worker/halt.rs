@@ -5,40 +5,31 @@
 //! held.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::Worker;
 use crate::dispatch::entry::Entry;
-use crate::dispatch::flight::{self, Contact, Refused};
-use crate::dispatch::health::{Change, Health, State, Verdict};
-use crate::dispatch::retry::Attempts;
+use crate::dispatch::flight::Contact;
+use crate::dispatch::health::{Change, Health, State};
 use crate::dispatch::source::Source;
 use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
-use crate::store::BoxFuture;
 
+mod refusal;
 mod trial;
 
 /// The number of jobs without a refusal that are kept for trials, since a few refused jobs may well be at fault
 /// themselves.
 const KEPT_UNREFUSED: usize = 4;
 
-/// A job that is refused is dead after this time, if it was refused as often as it may be tried. Credentials are
-/// usually corrected sooner, and few jobs are tried as often.
-const MAX_REFUSED_TIME: Duration = Duration::from_secs(15 * 60);
-
-/// The same time where refused jobs fill the window, so that no other can come: they must not stop all others for long.
-const MAX_REFUSED_TIME_FULL: Duration = Duration::from_secs(60);
-
 /// The state of a replica that takes no jobs, with the jobs that it keeps for trials.
 #[derive(Debug, Default)]
 pub(super) struct Halt {
     health: Health,
-    intake: Intake,
+    source: SourceState,
     /// The number of times that the source was stopped, by which answers to earlier stops are ignored.
     stops: u64,
     /// The number of jobs in the backlog after the last sweep.
@@ -51,11 +42,13 @@ pub(super) struct Halt {
     secrets_error: Option<String>,
     /// The number of refused jobs that wait for a decision while others are taken: they do not count for the window.
     extra: u16,
+    /// A new bound of unsettled messages, for the source.
+    resize: Option<u16>,
 }
 
 /// The state of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Intake {
+enum SourceState {
     /// It hands out jobs.
     #[default]
     Open,
@@ -99,9 +92,9 @@ impl Halt {
         self.candidates.retain(|entry| entry.ticket.is_live());
     }
 
-    /// By how many messages the window is wider, so that refused jobs do not keep others out.
-    pub(super) const fn extra(&self) -> u16 {
-        self.extra
+    /// Has the source bound its unsettled messages by this window, wider so that refused jobs do not keep others out.
+    pub(super) const fn set_window(&mut self, window: u16) {
+        self.resize = Some(window.saturating_add(self.extra));
     }
 
     /// The number of jobs that are kept for trials.
@@ -125,7 +118,7 @@ impl Halt {
 
     /// Whether the source has stopped, except for a job for a trial.
     fn is_settled(&self) -> bool {
-        matches!(self.intake, Intake::Stopped | Intake::One)
+        matches!(self.source, SourceState::Stopped | SourceState::One)
     }
 
     /// Whether a job must not be sent yet for reasons other than the credentials.
@@ -169,13 +162,13 @@ impl Halt {
 impl Worker {
     /// Stops or resumes the source, gives jobs back, and begins a trial that is due.
     pub(super) fn tick_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
-        match (self.halt.is_halted(), self.halt.intake) {
-            (true, Intake::Open) => self.stop_source(source, steps),
-            (true, Intake::One) if self.halt.backlog_at_sweep != Some(self.engine.waiting()) => {
+        match (self.halt.is_halted(), self.halt.source) {
+            (true, SourceState::Open) => self.stop_source(source, steps),
+            (true, SourceState::One) if self.halt.backlog_at_sweep != Some(self.engine.waiting()) => {
                 self.stop_source(source, steps)
             }
-            (false, Intake::Stopping | Intake::Stopped | Intake::One) => {
-                self.halt.intake = Intake::Open;
+            (false, SourceState::Stopping | SourceState::Stopped | SourceState::One) => {
+                self.halt.source = SourceState::Open;
                 source.resize(self.engine.settings().window().saturating_add(self.halt.extra));
                 source.resume();
             }
@@ -187,10 +180,13 @@ impl Worker {
             self.begin_trial(source, steps, now);
         }
         self.try_job(now);
+        if let Some(window) = self.halt.resize.take() {
+            source.resize(window);
+        }
     }
 
     fn stop_source(&mut self, source: &mut impl Source, steps: &Steps) {
-        self.halt.intake = Intake::Stopping;
+        self.halt.source = SourceState::Stopping;
         self.halt.stops += 1;
         let (stopped, number) = (source.pause(), self.halt.stops);
         steps.push(Box::pin(async move {
@@ -204,8 +200,8 @@ impl Worker {
         let downstream = &self.context.downstream;
         match step {
             Step::SourceStopped(number) => {
-                if number == self.halt.stops && self.halt.intake == Intake::Stopping {
-                    (self.halt.intake, self.halt.backlog_at_sweep) = (Intake::Stopped, None);
+                if number == self.halt.stops && self.halt.source == SourceState::Stopping {
+                    (self.halt.source, self.halt.backlog_at_sweep) = (SourceState::Stopped, None);
                 }
             }
             Step::Connected(tried) => {
@@ -252,59 +248,8 @@ impl Worker {
         let extra = u16::try_from(self.halt.health.refused_jobs()).unwrap_or(u16::MAX);
         if extra != self.halt.extra {
             self.halt.extra = extra;
-            self.resize = Some(self.engine.settings().window().saturating_add(extra));
+            self.halt.set_window(self.engine.settings().window());
         }
-    }
-
-    /// Handles a refusal of a job's credentials: the job waits until it is clear what is at fault.
-    pub(super) fn refused(&mut self, refused: Refused) {
-        let Refused { mut entry, sent, letter, response, is_blameless } = refused;
-        if !entry.ticket.is_live() {
-            return;
-        }
-        let now = Instant::now();
-        let (verdict, change) = self.halt.health.refused(entry.attempts.suspicion, is_blameless, sent, now);
-        let is_worn = !is_blameless && self.is_worn(&mut entry.attempts, now);
-        if is_blameless {
-            // The time of an outage that the job is not to blame for must not count.
-            entry.attempts.refused_since = None;
-        }
-        match if is_worn { Verdict::Dead } else { verdict } {
-            Verdict::Dead => {
-                let reply = entry.job.reply.is_some().then_some(response);
-                self.flights.spawn(flight::dead_letter(
-                    Arc::clone(&self.context),
-                    (entry.ticket, Some(entry.job.id.clone())),
-                    letter,
-                    reply,
-                ));
-            }
-            Verdict::Waits(suspicion) => {
-                self.context.meters.retry("unauthorized");
-                self.context.meters.retried.increment(1);
-                entry.attempts.suspicion = Some(suspicion);
-                let wait = self.context.retry.backoff.wait(entry.attempts.refused);
-                entry.renew_end();
-                self.engine.offer_later(now + wait, entry);
-            }
-        }
-        self.follow_change(change);
-        self.make_room();
-    }
-
-    /// Whether a job that is refused now, and may be at fault itself, was refused for so long and so often that it is dead.
-    fn is_worn(&self, attempts: &mut Attempts, now: Instant) -> bool {
-        let since = *attempts.refused_since.get_or_insert(now);
-        let patience = if self.halt.is_crowded { MAX_REFUSED_TIME_FULL } else { MAX_REFUSED_TIME };
-        let blamed = attempts.refused.saturating_sub(attempts.blameless);
-        blamed >= self.context.retry.max_attempts && now - since >= patience
-    }
-
-    /// Handles a change of the statuses that count as refusals: whether jobs are refused must be found out anew.
-    pub(super) fn refusals_changed(&mut self) {
-        let change = self.halt.health.nothing_to_try();
-        self.follow_change(change);
-        self.make_room();
     }
 
     fn follow_change(&mut self, change: Option<Change>) {
@@ -379,7 +324,7 @@ impl Worker {
         for entry in entries {
             let Some(entry) = self.halt.keep(entry) else { continue };
             if entry.ticket.may_be_given_back() {
-                self.context.meters.returned.increment(1);
+                self.context.meters.settled.returned.increment(1);
                 entry.ticket.give_back();
             } else if entry.since() > now && entry.attempts.unreachable == 0 {
                 self.engine.offer_later(entry.since(), entry);
@@ -391,7 +336,7 @@ impl Worker {
         let holds = self.halt.unsuspected() == 0;
         for entry in early {
             if entry.ticket.may_be_given_back() && !holds {
-                self.context.meters.returned.increment(1);
+                self.context.meters.settled.returned.increment(1);
                 entry.ticket.give_back();
             } else {
                 self.engine.offer_later(entry.since(), entry);

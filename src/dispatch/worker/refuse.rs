@@ -36,7 +36,7 @@ impl Worker {
             return Some((intake::rejected(limit, earliest, report), None));
         }
         let now = wall_now();
-        if let Some(deadline) = entry.job.deadline.filter(|deadline| *deadline < now) {
+        if let Some(deadline) = entry.job.times.deadline.filter(|deadline| *deadline < now) {
             return Some((intake::expired(deadline, report), None));
         }
         let is_early = refusal == Refusal::Ended { is_early: true };
@@ -52,7 +52,7 @@ impl Worker {
             let retry_after = Duration::from_secs(retry_after.as_secs() + more);
             return Some((intake::queue_full(bound, retry_after, report), Some(retry_after)));
         }
-        let detail = self.admission.fits(entry.job.plan, entry.job.cost).err()?;
+        let detail = self.intake.rules.fits(entry.job.plan, entry.job.cost).err()?;
         Some((DeadLetter::new(Reason::CostTooLarge, detail, report), None))
     }
 }

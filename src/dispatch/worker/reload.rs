@@ -14,7 +14,7 @@ impl Worker {
     /// Applies new options: those that need no restart take effect at once, the limits once all replicas agree on them.
     pub(super) fn reload(&mut self, new: Options) {
         // The jobs were decoded by the old rules: only the highest cost follows the limits.
-        let mut rules = self.admission.clone();
+        let mut rules = self.intake.rules.clone();
         rules.default_plan = new.rules.default_plan;
         rules.max_cost = new.rules.max_cost.clone();
         rules.plans.clone_from(&new.rules.plans);
@@ -28,10 +28,10 @@ impl Worker {
         let new = Options { downstream, on_limit, rules, ..new };
         let refusals = new.retry.on_unauthorized != self.context.retry.on_unauthorized;
         self.renew_context(new.retry.clone(), new.max_pause);
-        self.max_wait = new.max_wait;
-        self.hold_max = new.hold_max;
+        self.intake.max_wait = new.max_wait;
+        self.parking.hold_max = new.hold_max;
         let settings = new.settings();
-        self.admission = new.rules;
+        self.intake.rules = new.rules;
         self.engine.reload(settings);
         self.apply();
         if refusals {
@@ -45,7 +45,7 @@ impl Worker {
         self.renew_context(self.context.retry.clone(), self.context.max_pause);
         let window = self.engine.settings().window();
         if window != before.window() {
-            self.resize = Some(window.saturating_add(self.halt.extra()));
+            self.halt.set_window(window);
         }
     }
 
@@ -69,8 +69,8 @@ impl Worker {
 
     /// Adapts the highest cost of jobs to the limits in force.
     pub(super) fn bound_costs(&mut self) {
-        let plans = self.admission.plans.iter_mut().map(|plan| &mut plan.max_cost);
-        let bounds = std::iter::once(&mut self.admission.max_cost).chain(plans);
+        let plans = self.intake.rules.plans.iter_mut().map(|plan| &mut plan.max_cost);
+        let bounds = std::iter::once(&mut self.intake.rules.max_cost).chain(plans);
         for (bound, limits) in bounds.zip(self.engine.settings().lanes()) {
             *bound = max_cost(limits, bound.given);
         }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Worker;
 use crate::dispatch::arrivals::first_seen;
 use crate::dispatch::failures::{Ending, Failures, Line};
-use crate::dispatch::view::{Binding, Board, Counts, PUBLISH_INTERVAL, Snapshot};
+use crate::dispatch::view::{Binding, Board, Counts, PUBLISH_INTERVAL, Snapshot, TermsInForce};
 use crate::pace::EngineView;
 use crate::store::StoreError;
 
@@ -44,6 +44,8 @@ impl Reporting {
 impl Worker {
     /// Publishes the state, unless that was done just before, and writes the lines that are due.
     pub(super) fn report(&mut self, now: Instant) {
+        let release = self.engine.release();
+        self.context.meters.set_in_flight(self.engine.waiting(), release.held(), release.sending());
         if let Some(line) = self.reporting.failures.tick(now) {
             self.tell(&line);
         }
@@ -117,7 +119,7 @@ impl Worker {
             retrying,
             held,
             sending,
-            parking: self.parking,
+            parking: self.parking.in_progress,
         };
         let failures = &self.reporting.failures;
         Snapshot {
@@ -129,9 +131,11 @@ impl Worker {
             outage: failures.outage().cloned(),
             failures: failures.recent().cloned().collect(),
             store_error: self.reporting.store_error.clone(),
-            generation: self.engine.generation().unwrap_or(latest.generation),
-            fingerprint: self.engine.fingerprint(),
-            ..Snapshot::starting(Arc::clone(self.engine.settings()))
+            terms: TermsInForce {
+                generation: self.engine.generation().unwrap_or(latest.terms.generation),
+                fingerprint: self.engine.fingerprint(),
+                settings: Arc::clone(self.engine.settings()),
+            },
         }
     }
 }

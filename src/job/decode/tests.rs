@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use super::super::ReplyRules;
 use super::*;
 
+mod headers;
+
 fn rules() -> Rules {
     Rules {
         max_body: 16,
@@ -70,11 +72,11 @@ fn detail(message: &Message) -> String {
 #[test]
 fn an_empty_message_is_a_post_of_nothing() {
     let job = job(&Message::default());
-    assert_eq!((job.method, job.path.as_str(), job.lane.as_str()), ("POST", "", ""));
+    assert_eq!((job.request.method, job.request.path.as_str(), job.lane.as_str()), ("POST", "", ""));
     assert_eq!((job.cost, job.priority), (1, 0));
-    assert_eq!((job.not_before, job.deadline, job.reply), (None, None, None));
-    assert!(job.headers.is_empty() && job.body.is_empty());
-    assert_eq!(job.content_type.or(job.content_encoding), None);
+    assert_eq!((job.times.not_before, job.times.deadline, job.reply), (None, None, None));
+    assert!(job.request.headers.is_empty() && job.content.body.is_empty());
+    assert_eq!(job.content.content_type.or(job.content.content_encoding), None);
     let id = Uuid::parse_str(&job.id).expect("a UUID");
     assert_eq!(id.get_version_num(), 7);
 }
@@ -82,18 +84,20 @@ fn an_empty_message_is_a_post_of_nothing() {
 #[test]
 fn properties_become_fields() {
     let job = job(&Message {
-        body: Bytes::from_static(b"{}"),
-        content_type: Some("application/json; charset=utf-8".to_owned()),
-        content_encoding: Some("gzip".to_owned()),
+        content: Content {
+            body: Bytes::from_static(b"{}"),
+            content_type: Some("application/json; charset=utf-8".to_owned()),
+            content_encoding: Some("gzip".to_owned()),
+        },
         message_id: Some("invoice-1".to_owned()),
         priority: Some(7),
         correlation_id: Some("c1".to_owned()),
         reply_to: Some("replies".to_owned()),
         ..Message::default()
     });
-    assert_eq!((job.id.as_str(), job.priority, &job.body[..]), ("invoice-1", 7, &b"{}"[..]));
-    assert_eq!(job.content_type.as_deref(), Some("application/json; charset=utf-8"));
-    assert_eq!(job.content_encoding.as_deref(), Some("gzip"));
+    assert_eq!((job.id.as_str(), job.priority, &job.content.body[..]), ("invoice-1", 7, &b"{}"[..]));
+    assert_eq!(job.content.content_type.as_deref(), Some("application/json; charset=utf-8"));
+    assert_eq!(job.content.content_encoding.as_deref(), Some("gzip"));
     let queue = "replies".to_owned();
     assert_eq!(job.reply, Some(ReplyTo { queue, correlation_id: Some("c1".to_owned()) }));
 }
@@ -134,10 +138,10 @@ fn lanes() {
 #[test]
 fn methods_in_any_case() {
     for method in METHODS {
-        assert_eq!(job(&with("paced-method", text(method))).method, method);
-        assert_eq!(job(&with("paced-method", text(&method.to_lowercase()))).method, method);
+        assert_eq!(job(&with("paced-method", text(method))).request.method, method);
+        assert_eq!(job(&with("paced-method", text(&method.to_lowercase()))).request.method, method);
     }
-    assert_eq!(job(&with("paced-method", text("pAtCh"))).method, "PATCH");
+    assert_eq!(job(&with("paced-method", text("pAtCh"))).request.method, "PATCH");
     for method in ["", "CONNECT", "TRACE", "OPTIONS", "GET ", "GÉT", "GET\r\n"] {
         assert_eq!(reason(&with("paced-method", text(method))), Reason::MalformedHeader, "{method}");
     }
@@ -147,7 +151,7 @@ fn methods_in_any_case() {
 
 #[test]
 fn paths_are_checked() {
-    assert_eq!(job(&with("paced-path", text("/v2/x?y=1"))).path, "v2/x?y=1");
+    assert_eq!(job(&with("paced-path", text("/v2/x?y=1"))).request.path, "v2/x?y=1");
     assert_eq!(reason(&with("paced-path", text("../x"))), Reason::ForbiddenPath);
     assert_eq!(reason(&with("paced-path", Value::Integer(1))), Reason::MalformedHeader);
 }
@@ -164,11 +168,11 @@ fn instants_of_every_type() {
         text("2023-11-14T23:13:20.123+01:00"),
         text("2023-11-14t22:13:20.123z"),
     ] {
-        assert_eq!(job(&with("paced-not-before", value.clone())).not_before, at, "{value:?}");
-        assert_eq!(job(&with("paced-deadline", value.clone())).deadline, at, "{value:?}");
+        assert_eq!(job(&with("paced-not-before", value.clone())).times.not_before, at, "{value:?}");
+        assert_eq!(job(&with("paced-deadline", value.clone())).times.deadline, at, "{value:?}");
     }
-    assert_eq!(job(&with("paced-deadline", Value::Integer(0))).deadline, Some(Micros(0)));
-    let micros = job(&with("paced-deadline", text("2023-11-14T22:13:20.123456Z"))).deadline;
+    assert_eq!(job(&with("paced-deadline", Value::Integer(0))).times.deadline, Some(Micros(0)));
+    let micros = job(&with("paced-deadline", text("2023-11-14T22:13:20.123456Z"))).times.deadline;
     assert_eq!(micros, Some(Micros(1_700_000_000_123_456)));
     for value in [
         Value::Integer(-1),
@@ -228,70 +232,6 @@ fn costs_of_every_type() {
 }
 
 #[test]
-fn request_headers_of_the_allow_list() {
-    let sent = |name: &str, value| job(&with(name, value)).headers;
-    assert_eq!(sent("http-Accept", text("text/*")), [("accept".to_owned(), "text/*".to_owned())]);
-    assert_eq!(sent("http-x-tag", Value::Integer(-42)), [("x-tag".to_owned(), "-42".to_owned())]);
-    assert_eq!(sent("http-x-tag", text("a\tb")), [("x-tag".to_owned(), "a\tb".to_owned())]);
-    assert_eq!(sent("http-x-tag", text("")), [("x-tag".to_owned(), String::new())]);
-    for name in ["http-x-other", "http-", "http-accept ", "http-x:y", "http-x-tag\r\n", "http-é"] {
-        assert_eq!(reason(&with(name, text("x"))), Reason::HeaderNotAllowed, "{name}");
-    }
-    for value in ["a\r\nX: y", "a\n", "\0", "\u{7f}", "é"] {
-        assert_eq!(reason(&with("http-x-tag", text(value))), Reason::MalformedHeader, "{value:?}");
-    }
-    for value in [Value::Float(1.0), Value::Bool(true), Value::Other("table")] {
-        assert_eq!(reason(&with("http-x-tag", value)), Reason::MalformedHeader);
-    }
-    let secret = detail(&with("http-x-tag", text("s3cret\n")));
-    assert!(!secret.contains("s3cret"), "{secret}");
-}
-
-#[test]
-fn headers_that_are_never_a_jobs() {
-    for name in [
-        "Authorization",
-        "cookie",
-        "host",
-        "HOST",
-        "content-length",
-        "connection",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "proxy-authorization",
-        "proxy-authenticate",
-        "proxy-connection",
-        "idempotency-key",
-    ] {
-        let allow = Rules { allow_headers: vec![name.to_ascii_lowercase()], ..rules() };
-        let message = with(&format!("http-{name}"), text("x"));
-        let rejection = decode(&message, &allow).expect_err(name);
-        assert_eq!(rejection.reason, Reason::HeaderNotAllowed, "{name}");
-    }
-}
-
-#[test]
-fn trace_context_passes_on_and_never_fails() {
-    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let message = Message {
-        headers: vec![("tracestate".to_owned(), text("a=1, b=2")), ("traceparent".to_owned(), text(parent))],
-        ..Message::default()
-    };
-    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    assert_eq!(job(&message).headers, [pair("traceparent", parent), pair("tracestate", "a=1, b=2")]);
-    for value in [text("a\r\nb"), text(""), text(&"x".repeat(1025)), Value::Integer(1), Value::Other("void")]
-    {
-        assert!(job(&with("traceparent", value)).headers.is_empty());
-    }
-    let mut both = message;
-    both.headers.push(("http-traceparent".to_owned(), text("mine")));
-    assert_eq!(job(&both).headers, [pair("traceparent", "mine"), pair("tracestate", "a=1, b=2")]);
-}
-
-#[test]
 fn plans_are_those_that_are_configured() {
     assert_eq!(job(&Message::default()).plan, None);
     assert_eq!(job(&with("paced-plan", text("pro"))).plan, Some(1));
@@ -333,62 +273,26 @@ fn a_cost_must_fit_the_limits_of_its_plan() {
 }
 
 #[test]
-fn unknown_headers_name_the_nearest() {
-    for (name, near) in [
-        ("paced-Lane", "`paced-lane`"),
-        ("paced-not_before", "`paced-not-before`"),
-        ("paced-methd", "`paced-method`"),
-        ("paced-", "paced-lane, paced-plan, paced-method"),
-        ("paced-zzzzzzzzzz", "paced-lane, paced-plan, paced-method"),
-    ] {
-        let message = with(name, text("x"));
-        assert_eq!(reason(&message), Reason::UnknownHeader, "{name}");
-        assert!(detail(&message).contains(near), "{}", detail(&message));
-    }
-    assert!(detail(&with(&format!("paced-{}", "x\n".repeat(9000)), text(""))).len() < 400);
-}
-
-#[test]
-fn what_dead_letters_carry_is_stripped() {
-    let names = ["reason", "detail", "status", "attempts", "routing-key", "dead-at", "response"];
-    let headers = names.map(|name| (format!("paced-{name}"), Value::Other("void"))).to_vec();
-    assert!(job(&Message { headers, ..Message::default() }).headers.is_empty());
-}
-
-#[test]
-fn headers_of_others_are_ignored() {
-    assert!(job(&with("x-death", Value::Other("array"))).headers.is_empty());
-}
-
-#[test]
-fn a_header_given_twice_is_refused() {
-    for (first, second) in [("paced-lane", "paced-lane"), ("http-x-tag", "http-X-Tag")] {
-        let headers = vec![(first.to_owned(), text("a")), (second.to_owned(), text("a"))];
-        assert_eq!(reason(&Message { headers, ..Message::default() }), Reason::MalformedHeader);
-    }
-}
-
-#[test]
 fn bodies_have_a_bound() {
-    let message = |bytes| Message { body: Bytes::from(vec![b'x'; bytes]), ..Message::default() };
-    assert_eq!(job(&message(16)).body.len(), 16);
+    let message = |bytes| Message { content: Bytes::from(vec![b'x'; bytes]).into(), ..Message::default() };
+    assert_eq!(job(&message(16)).content.body.len(), 16);
     assert_eq!(reason(&message(17)), Reason::BodyTooLarge);
 }
 
 #[test]
 fn properties_that_are_no_header_values() {
     for bad in ["a\r\nb", "é", "\0"] {
-        let message = Message { content_type: Some(bad.to_owned()), ..Message::default() };
-        assert_eq!(reason(&message), Reason::MalformedHeader);
-        let message = Message { content_encoding: Some(bad.to_owned()), ..Message::default() };
-        assert_eq!(reason(&message), Reason::MalformedHeader);
+        let content_type = Content { content_type: Some(bad.to_owned()), ..Content::default() };
+        let content_encoding = Content { content_encoding: Some(bad.to_owned()), ..Content::default() };
+        for content in [content_type, content_encoding] {
+            assert_eq!(reason(&Message { content, ..Message::default() }), Reason::MalformedHeader);
+        }
     }
     // Some clients set every property to an empty text.
     let empty = || Some(String::new());
-    let message =
-        Message { content_type: empty(), content_encoding: empty(), reply_to: empty(), ..Message::default() };
-    let job = job(&message);
-    assert_eq!((job.content_type, job.content_encoding, job.reply), (None, None, None));
+    let content = Content { content_type: empty(), content_encoding: empty(), ..Content::default() };
+    let job = job(&Message { content, reply_to: empty(), ..Message::default() });
+    assert_eq!((job.content, job.reply), (Content::default(), None));
 }
 
 fn any_value() -> impl Strategy<Value = Value> {
@@ -422,13 +326,13 @@ proptest! {
         priority in any::<Option<u8>>(),
         body in proptest::collection::vec(any::<u8>(), 0..20),
     ) {
-        let body = Bytes::from(body);
-        let message = Message { headers, message_id, content_type, priority, body, ..Message::default() };
+        let content = Content { body: body.into(), content_type, ..Content::default() };
+        let message = Message { headers, message_id, priority, content, ..Message::default() };
         match decode(&message, &rules()) {
             Ok(job) => {
-                prop_assert!(job.priority <= 9 && (1..=100).contains(&job.cost) && job.body.len() <= 16);
+                prop_assert!(job.priority <= 9 && (1..=100).contains(&job.cost) && job.content.body.len() <= 16);
                 prop_assert!(job.lane.len() <= 128 && (1..=255).contains(&job.id.len()));
-                for (name, value) in &job.headers {
+                for (name, value) in &job.request.headers {
                     prop_assert!(!value.contains(['\r', '\n', '\0']), "{name}");
                     prop_assert_eq!(name, &name.to_ascii_lowercase());
                 }

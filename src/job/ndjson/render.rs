@@ -16,7 +16,7 @@ pub struct Rendered {
 /// Renders the message; `None` where it is malformed or its body is no UTF-8, which a line cannot hold.
 #[must_use]
 pub fn render(message: &Message) -> Option<Rendered> {
-    let body = std::str::from_utf8(&message.body).ok().filter(|_| message.malformed.is_none())?;
+    let body = std::str::from_utf8(&message.content.body).ok().filter(|_| message.malformed.is_none())?;
     let (mut job, mut headers, mut left_out) = (Map::new(), Map::new(), Vec::new());
     if let Some(id) = &message.message_id {
         job.insert("id".to_owned(), id.as_str().into());
@@ -27,7 +27,10 @@ pub fn render(message: &Message) -> Option<Rendered> {
     if let Some(priority) = message.priority {
         job.insert("priority".to_owned(), priority.into());
     }
-    let content = [("content-type", &message.content_type), ("content-encoding", &message.content_encoding)];
+    let content = [
+        ("content-type", &message.content.content_type),
+        ("content-encoding", &message.content.content_encoding),
+    ];
     for (name, value) in content {
         if let Some(value) = value {
             headers.insert(name.to_owned(), value.as_str().into());
@@ -89,6 +92,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::job::Content;
     use crate::job::ndjson::parse;
 
     fn text(value: &str) -> Value {
@@ -103,9 +107,11 @@ mod tests {
     fn a_line_is_read_as_the_message_that_it_was_written_from() {
         let message = Message {
             message_id: Some("i1".to_owned()),
-            body: Bytes::from_static("{\"n\": \"gr\u{fc}\u{df}e\"}\n".as_bytes()),
-            content_type: Some("application/json".to_owned()),
-            content_encoding: Some("identity".to_owned()),
+            content: Content {
+                body: Bytes::from_static("{\"n\": \"gr\u{fc}\u{df}e\"}\n".as_bytes()),
+                content_type: Some("application/json".to_owned()),
+                content_encoding: Some("identity".to_owned()),
+            },
             priority: Some(7),
             headers: vec![
                 header("http-x-number", Value::Integer(-5)),
@@ -132,7 +138,7 @@ mod tests {
     fn what_a_line_has_no_place_for_is_named() {
         let message = Message {
             correlation_id: Some("c".to_owned()),
-            content_type: Some("text/plain".to_owned()),
+            content: Content { content_type: Some("text/plain".to_owned()), ..Content::default() },
             headers: vec![
                 header("traceparent", text("00-1-2-01")),
                 header("paced-retries", text("3")),
@@ -164,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_body_that_is_no_text_cannot_be_rendered() {
-        let binary = Message { body: Bytes::from_static(b"\xff"), ..Message::default() };
+        let binary = Message { content: Bytes::from_static(b"\xff").into(), ..Message::default() };
         let malformed = Message { malformed: Some("cut".to_owned()), ..Message::default() };
         assert_eq!((render(&binary), render(&malformed)), (None, None));
     }

@@ -28,7 +28,10 @@ fn every_key_has_its_place() {
     );
     assert_eq!(line.downstream.as_deref(), Some("billing"));
     assert_eq!(line.message.message_id.as_deref(), Some("i1"));
-    assert_eq!((&line.message.body[..], line.message.content_type.as_deref()), (&b"hi"[..], None));
+    assert_eq!(
+        (&line.message.content.body[..], line.message.content.content_type.as_deref()),
+        (&b"hi"[..], None)
+    );
     assert_eq!(line.message.priority, Some(12));
     assert_eq!(header(&line, "http-x-tag"), &text("t"));
     assert_eq!(header(&line, "http-x-n"), &Value::Integer(5));
@@ -42,10 +45,10 @@ fn every_key_has_its_place() {
         reply: ReplyRules::default(),
     };
     let job = decode(&line.message, &rules).expect("a job");
-    assert_eq!((job.id.as_str(), job.lane.as_str(), job.method), ("i1", "acme", "PUT"));
-    assert_eq!((job.path.as_str(), job.cost, job.priority), ("a?b", 3, 9));
-    assert_eq!(job.not_before.map(|at| at.0), Some(1_700_000_000_123_000));
-    assert!(job.deadline.is_some());
+    assert_eq!((job.id.as_str(), job.lane.as_str(), job.request.method), ("i1", "acme", "PUT"));
+    assert_eq!((job.request.path.as_str(), job.cost, job.priority), ("a?b", 3, 9));
+    assert_eq!(job.times.not_before.map(|at| at.0), Some(1_700_000_000_123_000));
+    assert!(job.times.deadline.is_some());
     assert_eq!(job.plan, Some(0));
 }
 
@@ -74,7 +77,7 @@ fn bodies() {
     ] {
         let line = line(&format!(r#"{{"body": {body} }}"#));
         assert_eq!(
-            (&line.message.body[..], line.message.content_type.as_deref()),
+            (&line.message.content.body[..], line.message.content.content_type.as_deref()),
             (bytes.as_bytes(), content_type)
         );
     }
@@ -89,8 +92,8 @@ fn a_content_type_among_the_headers_wins() {
         r#"{"body": {}, "headers": {"Content-Type": "application/xml", "content-encoding": "br"}}"#,
     ] {
         let message = line(text).message;
-        assert_eq!(message.content_type.as_deref(), Some("application/xml"));
-        assert_eq!(message.content_encoding.as_deref(), Some("br"));
+        assert_eq!(message.content.content_type.as_deref(), Some("application/xml"));
+        assert_eq!(message.content.content_encoding.as_deref(), Some("br"));
         assert!(message.headers.is_empty());
     }
 }
@@ -182,7 +185,7 @@ proptest! {
     fn a_text_body_arrives_as_it_is(body in any::<String>(), lane in any::<String>()) {
         let text = serde_json::json!({ "body": body, "lane": lane }).to_string();
         let line = parse(text.as_bytes()).unwrap();
-        prop_assert_eq!(&line.message.body[..], body.as_bytes());
+        prop_assert_eq!(&line.message.content.body[..], body.as_bytes());
         prop_assert_eq!(header(&line, "paced-lane"), &Value::Text(lane.into()));
     }
 }

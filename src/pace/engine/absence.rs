@@ -21,7 +21,7 @@ impl<W: Waiter> Engine<W> {
     /// Handles a failed call.
     pub(super) fn on_failure(&mut self, error: &StoreError) {
         let (now, downstream) = (Instant::now(), self.settings.downstream.clone());
-        self.effects.push(Effect::Failing(error.clone()));
+        self.driver.effects.push(Effect::Failing(error.clone()));
         self.schedule.turns_mut().on_failure();
         self.pacing.renew_lease(now);
         // A store that refuses a call is available, and will refuse it again (a wrong password, a missing right).
@@ -98,7 +98,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Releases waiters without a slot while releases are not limited.
     pub(super) fn release_openly(&mut self, now: Instant, admission: &impl Admission<W>) {
-        let is_open = self.pacing.state().is_open() && !self.is_ahead_of_driver() && !self.is_ending;
+        let is_open = self.pacing.state().is_open() && !self.is_ahead_of_driver() && !self.driver.is_ending;
         if !is_open || self.terms.pauses().is_paused() {
             return;
         }
@@ -140,15 +140,14 @@ impl<W: Waiter> Engine<W> {
         if is_back {
             self.on_store_back(received);
         }
-        let observed = self.observe(sent, reserved.now, reserved.epoch, received);
-        self.on_status(reserved.status, reserved.now, reserved.epoch, observed);
+        self.on_stamp(sent, received, reserved.stamp);
         if !self.pacing.state().is_absent() {
             return self.pacing.set_replicas(reserved.replicas.unwrap_or(1));
         }
         let probed = Probed {
             replicas: reserved.replicas,
-            is_paused: reserved.status.penalty > reserved.now,
-            is_in_use: reserved.next > reserved.now,
+            is_paused: reserved.stamp.status.penalty > reserved.stamp.now,
+            is_in_use: reserved.next > reserved.stamp.now,
         };
         if let Some(goes_on) = self.pacing.state().rejoins(received, probed) {
             self.rejoin(goes_on, reserved.replicas);
@@ -182,7 +181,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Gives up the slots of the local pace, which mean nothing to other replicas.
     fn give_up_local_slots(&mut self) {
-        self.unused.clear();
+        self.pacing.forget_unused();
         let given_up = self.release.give_up_all();
         self.put_back(given_up, Abandoned::StoreBack);
     }

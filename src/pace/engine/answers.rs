@@ -13,7 +13,7 @@ use crate::pace::pacing::{Answer, Call, Reply, Tail};
 use crate::pace::release::{Held, LONGEST_CALL};
 use crate::pace::schedule::Spacing;
 use crate::pace::{LaneId, Waiter};
-use crate::store::{Checked, NextTurn, Observed, Reserved};
+use crate::store::{Checked, NextTurn, Observed, Reserved, Stamp};
 use crate::time::{Deadline, Micros};
 
 /// The longest wait for the end of a window without asking the store again, since the clocks of the store and of this
@@ -41,7 +41,7 @@ impl<W: Waiter> Engine<W> {
             // The local pace has ended; its slots mean nothing to other replicas.
             _ if is_local && self.pacing.state().local().is_none() => {}
             Ok(Answer::Reserved(reserved)) => {
-                let is_newest = is_local || self.on_answered(sent, received, &reserved);
+                let is_newest = is_local || self.take_in(sent, received, &reserved);
                 if reserved.outdated || (self.pacing.state().local().is_some() && !is_local) {
                     self.on_replicas(reserved.replicas);
                 } else {
@@ -56,20 +56,15 @@ impl<W: Waiter> Engine<W> {
                 }
                 if !is_local {
                     let tail = Tail::new(lane, settings, costs, reserved);
-                    let unused = if stood_still || suspended.is_some() { tail.slots() } else { vec![] };
-                    self.pacing.on_granted(tail);
-                    // The last one goes first, since only the last slot can go back to the store.
-                    let unused = unused.into_iter().rev();
-                    unused.for_each(|(cost, slot)| self.give_back_unused((lane, cost, slot)));
+                    self.keep_tail(lane, tail, stood_still || suspended.is_some());
                 }
             }
             Ok(Answer::Checked(checked)) => {
-                let allowed = checked.verdicts.iter().filter(|verdict| verdict.earliest <= checked.now);
+                let allowed = checked.verdicts.iter().filter(|verdict| verdict.earliest <= checked.stamp.now);
                 let allowed = allowed.count();
                 if !is_local {
                     self.on_round_trip(sent, received, allowed);
-                    let observed = self.observe(sent, checked.now, checked.epoch, received);
-                    self.on_status(checked.status, checked.now, checked.epoch, observed);
+                    self.on_stamp(sent, received, checked.stamp);
                 }
                 if stood_still {
                     self.meters.abandoned(allowed, Abandoned::Late);
@@ -93,6 +88,14 @@ impl<W: Waiter> Engine<W> {
         // The last one goes first, since only the last slot can go back to the store.
         stale.into_iter().rev().for_each(|seq| self.withdraw_held(seq));
         self.pass_on_all();
+    }
+
+    /// Keeps what is needed to give the slots of an answer back. If they are unused, they go back at once.
+    fn keep_tail(&mut self, lane: LaneId, tail: Tail, is_unused: bool) {
+        let unused = if is_unused { tail.slots() } else { vec![] };
+        self.pacing.on_granted(tail);
+        // The last one goes first, since only the last slot can go back to the store.
+        unused.into_iter().rev().for_each(|(cost, slot)| self.give_back_unused((lane, cost, slot)));
     }
 
     /// Holds the waiters that were granted a slot until their slots. Returns the stale ones among them.
@@ -133,7 +136,10 @@ impl<W: Waiter> Engine<W> {
         lane: LaneId,
         batch: &mut VecDeque<W>,
         (sent, received): (Instant, Instant),
-        (Checked { now: slot, verdicts, status, .. }, suspended): (Checked, Option<Abandoned>),
+        (Checked { stamp: Stamp { now: slot, status, .. }, verdicts, .. }, suspended): (
+            Checked,
+            Option<Abandoned>,
+        ),
     ) {
         let deadline = Deadline::at(received);
         for verdict in verdicts {
@@ -148,7 +154,7 @@ impl<W: Waiter> Engine<W> {
             match suspended {
                 _ if earliest > slot => {
                     let refusal = Refusal::Limited { lane, limit, earliest };
-                    self.effects.push(Effect::Refuse(waiter, refusal));
+                    self.driver.effects.push(Effect::Refuse(waiter, refusal));
                 }
                 Some(reason) => self.put_back(vec![waiter], reason),
                 None => {
@@ -161,10 +167,9 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Takes in all of an answer but its slots. Returns false if a newer answer was taken in already.
-    fn on_answered(&mut self, sent: Instant, received: Instant, reserved: &Reserved) -> bool {
+    fn take_in(&mut self, sent: Instant, received: Instant, reserved: &Reserved) -> bool {
         self.on_round_trip(sent, received, reserved.slots.len());
-        let observed = self.observe(sent, reserved.now, reserved.epoch, received);
-        self.on_status(reserved.status, reserved.now, reserved.epoch, observed)
+        self.on_stamp(sent, received, reserved.stamp)
     }
 
     /// Records that the store answered, and granted this number of slots.
@@ -189,6 +194,13 @@ impl<W: Waiter> Engine<W> {
         self.terms.on_store_back(received);
     }
 
+    /// Takes in the store's clock and record from an answer. Returns false if a newer answer was taken in already.
+    pub(super) fn on_stamp(&mut self, sent: Instant, received: Instant, stamp: Stamp) -> bool {
+        let Stamp { now, epoch, status } = stamp;
+        let observed = self.observe(sent, now, epoch, received);
+        self.on_status(status, now, epoch, observed)
+    }
+
     /// Takes in the store's clock from an answer.
     pub(super) fn observe(
         &mut self,
@@ -207,7 +219,7 @@ impl<W: Waiter> Engine<W> {
                 );
                 self.forget_estimates_and_turn();
                 self.terms.on_stepped_back();
-                self.effects.push(Effect::Recheck { has_stepped: true });
+                self.driver.effects.push(Effect::Recheck { has_stepped: true });
             }
             Observed::Stepped => {
                 tracing::warn!(
@@ -216,7 +228,7 @@ impl<W: Waiter> Engine<W> {
                 );
                 let given_up = self.release.give_up_all();
                 self.put_back(given_up, Abandoned::Stepped);
-                self.effects.push(Effect::Recheck { has_stepped: true });
+                self.driver.effects.push(Effect::Recheck { has_stepped: true });
                 self.forget_estimates_and_turn();
                 self.pacing.reserve_by(received);
                 // Other replicas may have begun a record that only seems to be the same.
@@ -245,14 +257,13 @@ impl<W: Waiter> Engine<W> {
         is_newest: bool,
     ) {
         self.on_replicas(reserved.replicas);
-        let when = |slot: Micros| sent + slot.since(reserved.now);
-        let last = reserved.slots.last().copied();
         let granted = reserved.jobs().filter_map(|job| batch.get(job)).map(Waiter::cost);
         let (mut units, mut last_cost) = (0, None);
         for cost in granted {
             (units, last_cost) = (units + u64::from(cost), Some(cost));
         }
-        let latest = last_cost.and_then(|cost| last.map(|slot| (when(slot), cost)));
+        let last = reserved.slots.last().map(|slot| sent + slot.since(reserved.stamp.now));
+        let latest = last.zip(last_cost);
         self.schedule.on_granted(lane, units, latest);
         if !is_newest {
             return;
@@ -270,26 +281,7 @@ impl<W: Waiter> Engine<W> {
             self.ask_for_others(sent, reserved);
             return;
         }
-        let before = last.or_else(|| (reserved.next <= reserved.now).then_some(reserved.now));
-        let apart = before.map(|before| reserved.next.since(before));
-        let announced = reserved.booking.and_then(|booking| match booking.next {
-            NextTurn::At(turn) => Some(turn.spacing),
-            _ => None,
-        });
-        let last_cost = latest.map(|(_, cost)| cost);
-        self.schedule.on_spacing(lane, Spacing { apart, last_cost, announced });
-        // The set of each plan begins with the limits of the downstream.
-        let is_downstreams = match reserved.refused {
-            Some(refused) => refused.limit < self.settings.limits.len(),
-            // If all were granted, either the downstream's limits or the plan's own determine the next slot.
-            None => latest.is_some_and(|latest| self.schedule.is_next(latest, when(reserved.next))),
-        };
-        let sleeps = lane != LaneId::DOWNSTREAM && !is_downstreams;
-        if sleeps {
-            self.schedule.sleep(lane, when(reserved.next));
-        } else {
-            self.schedule.on_next_slot(lane, when(reserved.next));
-        }
+        let sleeps = self.on_next_slot(lane, sent, reserved, latest);
         // Other lanes use the rest of the turn at once.
         let has_others = self.schedule.has_others(lane, &self.backlog);
         // The next slot of a plan says nothing about other lanes.
@@ -297,6 +289,40 @@ impl<W: Waiter> Engine<W> {
             return;
         }
         self.ask_again(sent, reserved);
+    }
+
+    /// Takes in the next slot of an answer. `latest` is when the last slot that was granted comes, and its cost. Returns
+    /// whether the lane sleeps until the next one, since its own limits determine that.
+    fn on_next_slot(
+        &mut self,
+        lane: LaneId,
+        sent: Instant,
+        reserved: &Reserved,
+        latest: Option<(Instant, u32)>,
+    ) -> bool {
+        let (now, next) = (reserved.stamp.now, reserved.next);
+        let before = reserved.slots.last().copied().or_else(|| (next <= now).then_some(now));
+        let apart = before.map(|before| next.since(before));
+        let announced = reserved.booking.and_then(|booking| match booking.next {
+            NextTurn::At(turn) => Some(turn.spacing),
+            _ => None,
+        });
+        let last_cost = latest.map(|(_, cost)| cost);
+        self.schedule.on_spacing(lane, Spacing { apart, last_cost, announced });
+        let next = sent + next.since(now);
+        // The set of each plan begins with the limits of the downstream.
+        let is_downstreams = match reserved.refused {
+            Some(refused) => refused.limit < self.settings.limits.len(),
+            // If all were granted, either the downstream's limits or the plan's own determine the next slot.
+            None => latest.is_some_and(|latest| self.schedule.is_next(latest, next)),
+        };
+        let sleeps = lane != LaneId::DOWNSTREAM && !is_downstreams;
+        if sleeps {
+            self.schedule.sleep(lane, next);
+        } else {
+            self.schedule.on_next_slot(lane, next);
+        }
+        sleeps
     }
 
     /// Bars waiters that wait for the end of a window from calls that do not reach it. Returns whether such a waiter
@@ -312,7 +338,7 @@ impl<W: Waiter> Engine<W> {
         let waits = |passed: &&Passed| limits.waits_for_window(passed.refusal.limit) && cost(passed) > 1;
         let dear = reserved.passed.iter().chain(&refused).filter(waits);
         let Some(least) = dear.min_by_key(|passed| cost(passed)) else { return false };
-        let ends = sent + least.refusal.slot.since(reserved.now).min(BARRED);
+        let ends = sent + least.refusal.slot.since(reserved.stamp.now).min(BARRED);
         let is_refused = refused.is_some_and(|refused| waits(&&refused));
         self.schedule.bar(lane, cost(least), ends);
         is_refused
@@ -340,7 +366,7 @@ impl<W: Waiter> Engine<W> {
                 if reserved.slots.is_empty() { at.max(Instant::now() + SHORTEST_WAIT) } else { at }
             }
             None => {
-                let next = sent + reserved.next.since(reserved.now);
+                let next = sent + reserved.next.since(reserved.stamp.now);
                 next.checked_sub(self.settings.horizon / 2).unwrap_or(sent)
             }
         };

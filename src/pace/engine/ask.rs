@@ -22,7 +22,7 @@ impl<W: Waiter> Engine<W> {
         if self.pacing.is_calling()
             || self.pacing.has_returns()
             || self.is_ahead_of_driver()
-            || self.is_ending
+            || self.driver.is_ending
         {
             return;
         }
@@ -54,7 +54,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the instant at which [`Engine::ask`] has something to do.
     pub(super) fn ask_wake_at(&self) -> Option<Instant> {
-        if self.pacing.is_calling() || self.pacing.has_returns() || self.is_ending {
+        if self.pacing.is_calling() || self.pacing.has_returns() || self.driver.is_ending {
             return None;
         }
         if self.pacing.is_suspended() {
@@ -64,7 +64,7 @@ impl<W: Waiter> Engine<W> {
             return None;
         }
         let from = self.ask_from();
-        let from = self.connections.waits_until().map_or(from, |until| until.max(from));
+        let from = self.driver.connections.waits_until().map_or(from, |until| until.max(from));
         let since = self.schedule.batch_delay_until().map_or(from, |until| until.max(from));
         (self.release.free() > 0).then(|| self.schedule.wake_at(&self.backlog, since)).flatten()
     }
@@ -113,7 +113,7 @@ impl<W: Waiter> Engine<W> {
         let spacing = self.schedule.batching(lane).spacing();
         let at_once = self.release.connections(batch.len(), spacing);
         let jobs = self.release.slots(batch.len());
-        self.effects.push(Effect::Prepare { jobs, at_once, is_awaited: false });
+        self.driver.effects.push(Effect::Prepare { jobs, at_once, is_awaited: false });
         let is_trial = self.pacing.is_suspended();
         let local = self.pacing.state().local().cloned();
         let settings = local.as_ref().map_or(&self.settings, |local| &local.settings);
@@ -159,10 +159,10 @@ impl<W: Waiter> Engine<W> {
                 drop(waiter);
                 self.backlog.note_left();
                 self.drop_stale();
-                self.effects.push(Effect::DropStale);
+                self.driver.effects.push(Effect::DropStale);
             } else if !admission.admits(&waiter) {
                 self.backlog.note_left();
-                self.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
+                self.driver.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
             } else if let Some(until) = self.schedule.barred(lane, waiter.cost(), reaches) {
                 self.backlog.put_aside(until, waiter);
             } else {

@@ -9,6 +9,7 @@ use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 use crate::pace::release::Unused;
 use crate::pace::terms::{CancelledIds, TombstonesReply};
+use crate::store::Stamp;
 
 impl<W: Waiter> Engine<W> {
     /// Follows the cancellations in the store from now on. Returns the ids of the waiters that are cancelled at any
@@ -39,12 +40,12 @@ impl<W: Waiter> Engine<W> {
             Ok(answer) => {
                 self.meters.record_answered(received - sent);
                 self.on_store_there(received);
-                let observed = self.observe(sent, answer.now, answer.epoch, received);
-                self.on_status(answer.status, answer.now, answer.epoch, observed);
+                let (now, epoch, status) = (answer.now, answer.epoch, answer.status);
+                self.on_stamp(sent, received, Stamp { now, epoch, status });
                 let count = self.terms.on_tombstones(purpose, answer);
                 if count > 0 {
                     tracing::debug!(downstream = self.settings.downstream, count, "jobs are cancelled");
-                    self.effects.push(Effect::Cancelled);
+                    self.driver.effects.push(Effect::Cancelled);
                 }
             }
             Err(error) => {

@@ -27,7 +27,7 @@ impl<W: Waiter> Engine<W> {
     /// Refuses a waiter that has given up, unless it is stale.
     pub(super) fn end(&mut self, waiter: W, is_early: bool) {
         if waiter.is_live() {
-            self.effects.push(Effect::Refuse(waiter, Refusal::Ended { is_early }));
+            self.driver.effects.push(Effect::Refuse(waiter, Refusal::Ended { is_early }));
         }
     }
 
@@ -46,7 +46,7 @@ impl<W: Waiter> Engine<W> {
                 // Stale waiters stand before nobody.
                 is_purged = true;
                 self.drop_stale();
-                self.effects.push(Effect::DropStale);
+                self.driver.effects.push(Effect::DropStale);
                 continue;
             }
             let Some(last) = self.backlog.pop_last(lane) else { return };

@@ -8,6 +8,7 @@ mod absence;
 mod answers;
 mod ask;
 mod cancelled;
+mod drain;
 mod ends;
 mod opening;
 mod record;
@@ -29,7 +30,7 @@ use super::release::{Due, Held, PauseGate, Release, Unused};
 use super::schedule::Schedule;
 use super::terms::{SharedTerms, TermsReply};
 use super::{LaneId, Settings, Waiter};
-use crate::store::{SlotClock, Status, Store, StoreError};
+use crate::store::{SlotClock, Stamp, Store, StoreError};
 use crate::time::{Deadline, Micros};
 use opening::Connections;
 pub(crate) use view::{EngineView, Hold};
@@ -47,13 +48,17 @@ pub(crate) struct Engine<W> {
     pacing: Pacing<W>,
     terms: SharedTerms,
     release: Release<W>,
+    driver: Driver<W>,
+}
+
+/// The state that the engine shares with its driver.
+#[derive(Debug)]
+struct Driver<W> {
+    /// The effects that it has not taken yet.
+    effects: Vec<Effect<W>>,
     connections: Connections,
     /// Whether no more slots are requested, since this replica ends soon.
     is_ending: bool,
-    /// Slots that were not used while a call is in flight.
-    unused: Vec<(Unused, Abandoned)>,
-    /// The effects that the driver has not taken yet.
-    effects: Vec<Effect<W>>,
 }
 
 /// An instruction to the driver of the engine.
@@ -83,17 +88,13 @@ pub(crate) enum Effect<W> {
     },
 }
 
-/// The data that every answer of the store carries.
+/// An answer of the store to a call that the driver made itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stamp {
+pub(crate) struct Answered {
     /// The instant at which the call was sent.
     pub(crate) sent: Instant,
     pub(crate) received: Instant,
-    /// The store's clock at its decision.
-    pub(crate) now: Micros,
-    /// The creation of the store's record of the downstream.
-    pub(crate) epoch: Micros,
-    pub(crate) status: Status,
+    pub(crate) stamp: Stamp,
 }
 
 /// The reason why a waiter gets no slot.
@@ -127,13 +128,10 @@ impl<W: Waiter> Engine<W> {
             pacing: Pacing::new(&settings, now),
             terms: SharedTerms::new(given, now),
             release: Release::new(&settings),
-            connections: Connections::default(),
-            is_ending: false,
+            driver: Driver { effects: Vec::new(), connections: Connections::default(), is_ending: false },
             settings: Arc::new(settings),
             store,
             meters,
-            unused: Vec::new(),
-            effects: Vec::new(),
         }
     }
 
@@ -234,17 +232,15 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Takes in the stamp of an answer to a call that the driver made itself.
-    pub(crate) fn on_stamp(&mut self, stamp: Stamp) {
-        let Stamp { sent, received, now, epoch, status } = stamp;
+    pub(crate) fn on_answered(&mut self, Answered { sent, received, stamp }: Answered) {
         self.on_store_there(received);
-        let observed = self.observe(sent, now, epoch, received);
-        self.on_status(status, now, epoch, observed);
+        self.on_stamp(sent, received, stamp);
     }
 
     /// Forgets the estimates of the next slots and the turn, since the store's clock stepped, its state was lost, or it
     /// is away.
     fn forget_estimates_and_turn(&mut self) {
-        self.unused.clear();
+        self.pacing.forget_unused();
         self.schedule.forget();
         self.schedule.turns_mut().drop_turn();
     }
@@ -301,7 +297,7 @@ impl<W: Waiter> Engine<W> {
     /// Moves the effects since the last call into `into`, which must be empty; its memory is reused.
     pub(crate) fn take_effects(&mut self, into: &mut Vec<Effect<W>>) {
         debug_assert!(into.is_empty(), "what was not done would be lost");
-        std::mem::swap(&mut self.effects, into);
+        std::mem::swap(&mut self.driver.effects, into);
     }
 
     /// Waits for an answer of the store, for a change that it announces, for a slot, for the next tick, or until `by`,
@@ -341,8 +337,8 @@ impl<W: Waiter> Engine<W> {
         while let Some(due) = self.release.pop_due(now) {
             match due {
                 Due::Now(held) => {
-                    self.connections.on_release(now.instant());
-                    self.effects.push(Effect::Release(held));
+                    self.driver.connections.on_release(now.instant());
+                    self.driver.effects.push(Effect::Release(held));
                 }
                 Due::Missed(held) => {
                     self.on_missed(Unused::of(&held));
@@ -360,55 +356,13 @@ impl<W: Waiter> Engine<W> {
 
     /// Whether the driver has not applied a change of settings yet. Until then it admits by the old ones.
     fn is_ahead_of_driver(&self) -> bool {
-        self.effects.iter().any(|effect| matches!(effect, Effect::Follow(_)))
+        self.driver.effects.iter().any(|effect| matches!(effect, Effect::Follow(_)))
     }
 
     /// Returns waiters that do not use their slots to the backlog, each to its old position.
     fn put_back(&mut self, waiters: Vec<W>, reason: Abandoned) {
         self.meters.abandoned(waiters.len(), reason);
         waiters.into_iter().for_each(|waiter| self.backlog.push(waiter));
-    }
-
-    /// Requests no more slots, since this replica ends soon. Those that are held may still come.
-    pub(crate) const fn stop_asking(&mut self) {
-        self.is_ending = true;
-    }
-
-    /// Whether a slot comes by this instant, or may be granted until then.
-    pub(crate) fn has_slots_by(&self, until: Instant) -> bool {
-        self.pacing.is_calling() || self.release.first_due().is_some_and(|due| due <= Deadline::at(until))
-    }
-
-    /// Ends the engine: takes all waiters, with or without a slot. Their slots go back to the store if it can still use
-    /// them. Sends in progress may end.
-    pub(crate) fn drain(&mut self) -> Vec<W> {
-        let mut unused = self.release.unused();
-        unused.extend(self.unused.drain(..).map(|(unused, _)| unused));
-        unused.extend(self.effects.iter().filter_map(|effect| match effect {
-            Effect::Release(held) => Some(Unused::of(held)),
-            _ => None,
-        }));
-        // The last one goes first, since only the last slot can go back to the store.
-        unused.sort_by_key(|unused| unused.slot);
-        for Unused { lane, cost, slot, .. } in unused.into_iter().rev() {
-            self.pacing.give_back(lane, cost, slot, &self.store);
-        }
-        self.meters.abandoned(self.release.held(), Abandoned::Stopped);
-        let mut waiters = self.backlog.drain();
-        for effect in self.effects.drain(..) {
-            match effect {
-                Effect::Release(Held { waiter, .. }) | Effect::Refuse(waiter, _) => waiters.push(waiter),
-                Effect::Prepare { .. }
-                | Effect::Follow(_)
-                | Effect::DropStale
-                | Effect::Cancelled
-                | Effect::Failing(_)
-                | Effect::Recheck { .. } => {}
-            }
-        }
-        waiters.extend(self.release.give_up_all());
-        waiters.extend(self.pacing.drain());
-        waiters
     }
 }
 

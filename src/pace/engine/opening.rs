@@ -41,28 +41,28 @@ impl Connections {
 impl<W: Waiter> Engine<W> {
     /// Has the driver open connections before the first slots are requested: it calls [`Engine::on_opened`].
     pub(crate) const fn opening_connections(mut self) -> Self {
-        self.connections.on_demand = true;
+        self.driver.connections.on_demand = true;
         self
     }
 
     /// Handles that the connections which the driver was asked for are open, or could not be opened.
     pub(crate) fn on_opened(&mut self) {
         // What opens later than it was waited for changes nothing.
-        if self.connections.opening_until.take().is_some() {
-            self.connections.warm_at = Some(Instant::now());
+        if self.driver.connections.opening_until.take().is_some() {
+            self.driver.connections.warm_at = Some(Instant::now());
         }
     }
 
     /// Whether connections for these waiters are opened first, and their slots requested later. A call that has a turn does
     /// not wait: its slots lie ahead.
     pub(super) fn opens_first(&mut self, next: Next, waiters: usize, now: Instant) -> bool {
-        if let Some(until) = self.connections.opening_until {
+        if let Some(until) = self.driver.connections.opening_until {
             if now < until {
                 return true;
             }
             self.on_opened();
         }
-        let Connections { on_demand, warm_at, .. } = self.connections;
+        let Connections { on_demand, warm_at, .. } = self.driver.connections;
         let is_warm = warm_at.is_some_and(|at| now.saturating_duration_since(at) < WARM);
         let is_at_rest = self.release.held() == 0 && self.release.sending() == 0;
         // Where slots lie further apart, a job may be late by as much as it takes to connect.
@@ -76,10 +76,10 @@ impl<W: Waiter> Engine<W> {
         {
             return false;
         }
-        self.connections.opening_until = Some(now + LONGEST_OPENING);
+        self.driver.connections.opening_until = Some(now + LONGEST_OPENING);
         let spacing = self.schedule.batching(next.lane).spacing();
         let (jobs, at_once) = (self.release.slots(waiters), self.release.connections(waiters, spacing));
-        self.effects.push(Effect::Prepare { jobs, at_once, is_awaited: true });
+        self.driver.effects.push(Effect::Prepare { jobs, at_once, is_awaited: true });
         true
     }
 }

@@ -98,7 +98,7 @@ impl<W: Waiter> Engine<W> {
             self.store.set_horizon(&settings.downstream, self.schedule.turns().farthest());
         }
         let before = std::mem::replace(&mut self.settings, Arc::new(settings));
-        self.effects.push(Effect::Follow(before));
+        self.driver.effects.push(Effect::Follow(before));
         self.follow_in_fallback();
         if !is_same {
             // The next slots have changed.
@@ -157,7 +157,7 @@ impl<W: Waiter> Engine<W> {
         self.put_back(given_up, Abandoned::Paused);
         let (change, downstream) = (self.terms.take_pause_change(), &self.settings.downstream);
         if change.is_some() {
-            self.effects.push(Effect::Recheck { has_stepped: false });
+            self.driver.effects.push(Effect::Recheck { has_stepped: false });
         }
         match change {
             None => {}

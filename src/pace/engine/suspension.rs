@@ -68,7 +68,7 @@ impl<W: Waiter> Engine<W> {
         self.trial_from().filter(|from| *from <= now)?;
         let waiter = self.pacing.take_trial().filter(Waiter::is_live)?;
         if !admission.admits(&waiter) {
-            self.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
+            self.driver.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
             return None;
         }
         Some(waiter)

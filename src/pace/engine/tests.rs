@@ -7,7 +7,7 @@ use crate::limit::{Limit, LimitSet};
 use crate::pace::pacing::Fallback;
 use crate::pace::release::clock::TokioClock;
 use crate::pace::{Caller, OnLimit, OnUnavailable, testing};
-use crate::store::{Change, MemoryStore, RecordState};
+use crate::store::{Change, MemoryStore, RecordState, Stamp};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -369,7 +369,8 @@ async fn what_the_driver_hears_counts_and_failures_are_told() {
         driven.store.update_record("billing", Change::Penalize(Duration::from_secs(1))).await.unwrap();
     let at = Instant::now();
     let RecordState { now, epoch, status, .. } = record;
-    driven.engine.on_stamp(Stamp { sent: at, received: at, now, epoch, status });
+    let stamp = Stamp { now, epoch, status };
+    driven.engine.on_answered(Answered { sent: at, received: at, stamp });
     assert!(driven.engine.terms.pauses().is_paused());
     let error = StoreError::Invalid("no".to_owned());
     driven.engine.on_failure(&error);

@@ -56,7 +56,7 @@ impl<W: Waiter> Engine<W> {
         let Some(waiter) = next else {
             if self.pacing.is_calling() && !is_late {
                 // The call may take a slot behind it, whose waiter can move up.
-                self.unused.push((unused, reason));
+                self.pacing.keep_unused(unused, reason);
                 return;
             }
             let Unused { slot, .. } = if is_late { unused } else { self.release.close_up(unused) };
@@ -73,7 +73,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Passes on the slots that were not used during a call.
     pub(super) fn pass_on_all(&mut self) {
-        let mut unused = std::mem::take(&mut self.unused);
+        let mut unused = self.pacing.take_unused();
         // The last one goes first, since only the last slot can go back to the store.
         unused.sort_by_key(|(unused, _)| std::cmp::Reverse(unused.slot));
         unused.into_iter().for_each(|(unused, reason)| self.pass_on_for(unused, reason));

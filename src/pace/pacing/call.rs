@@ -9,7 +9,9 @@ use tokio::time::Instant;
 
 use crate::limit::Costs;
 use crate::pace::{LaneId, OnLimit, Settings};
-use crate::store::{Asker, BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Store, StoreError};
+use crate::store::{
+    Asker, BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Sharing, Store, StoreError,
+};
 
 /// A call to the store, and the waiters for which it requests slots.
 pub(crate) struct Call<W> {
@@ -66,14 +68,17 @@ pub(crate) enum Answer {
 /// Makes one call for waiters under the same limits.
 pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>, ask: Ask) -> Reply {
     let Ask { lane, costs, ahead, lease, asker, generation } = ask;
-    let lease = lease.as_ref().map(|(replica, ttl)| Lease { replica, ttl: *ttl });
+    let sharing = match &lease {
+        Some((replica, ttl)) => Sharing::Lease(Lease { replica, ttl: *ttl }),
+        None => Sharing::None,
+    };
     // The state of a plan's limit belongs to the downstream too; its name tells it from others.
     let scope = Scope { downstream: &settings.downstream, key: "" };
     let (limits, costs) = (settings.limits_of(lane), Costs::Each(&costs));
     let sent = Instant::now();
     let answer = match settings.on_limit {
         OnLimit::Wait => {
-            let call = Reserve { lease, generation, asker, ..Reserve::new(scope, limits, costs, ahead) };
+            let call = Reserve { sharing, generation, asker, ..Reserve::new(scope, limits, costs, ahead) };
             store.reserve(call).await.map(Answer::Reserved)
         }
         OnLimit::Reject => {
@@ -95,7 +100,7 @@ pub(crate) async fn probe(
     let scope = Scope { downstream: &settings.downstream, key: "" };
     let nothing = Reserve::new(scope, &settings.limits, Costs::Each(&[]), Duration::ZERO);
     let sent = Instant::now();
-    let lease = Some(Lease { replica: &replica, ttl });
-    let answer = store.reserve(Reserve { lease, asker, ..nothing }).await.map(Answer::Reserved);
+    let sharing = Sharing::Lease(Lease { replica: &replica, ttl });
+    let answer = store.reserve(Reserve { sharing, asker, ..nothing }).await.map(Answer::Reserved);
     Reply { sent, received: Instant::now(), answer }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::meters::Abandoned;
+use super::release::Unused;
 use super::{LaneId, OnLimit, OnUnavailable, Settings, Waiter};
 use crate::store::{BoxFuture, Reserved, SlotClock, Store};
 use crate::time::Micros;
@@ -180,6 +181,21 @@ impl<W> Pacing<W> {
         if self.state.local().is_none() {
             self.returns.give_back(lane, cost, slot, store);
         }
+    }
+
+    /// Keeps a slot that was not used during a call until the answer is there.
+    pub(crate) fn keep_unused(&mut self, unused: Unused, reason: Abandoned) {
+        self.returns.unused.push((unused, reason));
+    }
+
+    /// Takes the slots that were not used during a call.
+    pub(crate) fn take_unused(&mut self) -> Vec<(Unused, Abandoned)> {
+        std::mem::take(&mut self.returns.unused)
+    }
+
+    /// Forgets the slots that were not used during a call, since they mean nothing any more.
+    pub(crate) fn forget_unused(&mut self) {
+        self.returns.unused.clear();
     }
 
     /// Whether slots are being given back to the store.

@@ -90,7 +90,7 @@ impl SharedSnapshot {
     pub(crate) fn on_granted(&mut self, lane: LaneId, reserved: &Reserved, units: u64) {
         self.next_slot = reserved.next;
         if let Some(usage) = self.usage.get_mut(lane.row()) {
-            let (now, marks) = (reserved.now, reserved.before.clone());
+            let (now, marks) = (reserved.stamp.now, reserved.charges.before.clone());
             let (last, refused) = (reserved.slots.last().copied(), reserved.refused);
             *usage = Some(Usage { now, marks, units, last, refused });
         }

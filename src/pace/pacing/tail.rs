@@ -7,6 +7,8 @@ use futures_util::stream::FuturesOrdered;
 use tokio::task::unconstrained;
 
 use crate::limit::Costs;
+use crate::pace::meters::Abandoned;
+use crate::pace::release::Unused;
 use crate::pace::{LaneId, Settings};
 use crate::store::{BoxFuture, Cancel, Granted, Reserved, Scope, Store};
 use crate::time::Micros;
@@ -24,6 +26,8 @@ pub(crate) struct Returns {
     tail_number: u64,
     /// The returns in flight, in order. Each yields the number of its tail, and whether the store took the slot.
     under_way: FuturesOrdered<BoxFuture<'static, (u64, bool)>>,
+    /// Slots that were not used while a call is in flight, which decides what becomes of them.
+    pub(super) unused: Vec<(Unused, Abandoned)>,
 }
 
 /// The slots that the store granted last, and the data to give them back. The store takes back a slot as long as no

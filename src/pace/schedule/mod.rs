@@ -14,15 +14,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backlog::Backlog;
-use super::{LaneId, OnLimit, Settings, Waiter};
+use super::{LaneId, Settings, Waiter};
 use crate::limit::{Limit, LimitSet};
 use crate::rate::Rate;
 use crate::store::Asker;
 
 mod batching;
+mod lane;
 mod turn_taking;
 
 use batching::{Batch, Batching};
+use lane::{LaneState, Sleep};
 use turn_taking::SentTurn;
 pub(crate) use turn_taking::TurnTaking;
 
@@ -52,31 +54,6 @@ pub(crate) struct Schedule {
     bars_lifted: bool,
     /// The instant until which a small reserve call is held back at most, for more concurrency to become free.
     batch_delay_until: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct LaneState {
-    batching: Batching,
-    /// Whether its slots lie further apart than the downstream's, according to the last answer, or to its limits before
-    /// the first answer.
-    slower_than_downstream: bool,
-    /// The sleep until its next slot, if its own limits determine that.
-    sleeping: Option<Sleep>,
-    /// The virtual time at which its next grant starts, which is the end of its last grant.
-    start_tag: u64,
-    /// The cost from which on waiters get no slot before a window ends, and the end of the window.
-    barred: Option<(u32, Instant)>,
-    /// The number of waiters that were passed on to wait elsewhere, less those that the limits have released since,
-    /// as of this instant.
-    passed_on: Option<(u64, Instant)>,
-}
-
-/// The sleep of a lane until a slot that its own limits determine.
-#[derive(Clone, Copy, Debug)]
-struct Sleep {
-    until: Instant,
-    /// When to request that slot, if no other lane has waiters.
-    ask_at: Instant,
 }
 
 /// The lane whose turn it is, and the bounds of the call for it.
@@ -114,28 +91,6 @@ pub(crate) struct Spacing {
     pub(crate) last_cost: Option<u32>,
     /// The spacing of further slots, if the answer has it.
     pub(crate) announced: Option<Duration>,
-}
-
-impl LaneState {
-    fn new(limits: &LimitSet, settings: &Settings) -> Self {
-        let batching = Batching::new(limits, settings.horizon, settings.concurrency);
-        let polices = settings.on_limit == OnLimit::Reject;
-        let batching = if polices { batching.at_once() } else { batching };
-        let is_slower = limits.rate().interval() > settings.limits.rate().interval();
-        Self {
-            batching,
-            slower_than_downstream: !polices && is_slower,
-            sleeping: None,
-            start_tag: 0,
-            barred: None,
-            passed_on: None,
-        }
-    }
-
-    /// Whether its own limits allow a slot at `instant`, as far as is known.
-    fn is_awake_at(&self, instant: Instant) -> bool {
-        self.sleeping.is_none_or(|sleep| sleep.until <= instant)
-    }
 }
 
 impl Schedule {

@@ -180,7 +180,7 @@ impl TurnTaking {
 
     /// Records the booking in an answer to a call that was sent at `sent`, and returns when to call again.
     pub(crate) fn on_booking(&mut self, sent: Instant, booking: &Booking, reserved: &Reserved) -> Instant {
-        let (now, next) = (reserved.now, reserved.next);
+        let (now, next) = (reserved.stamp.now, reserved.next);
         self.reach = booking.reach;
         let held = self.held.take().filter(|held| sent < held.over);
         // The holders of the turns before this one may be gone.
@@ -241,6 +241,7 @@ mod tests {
     use super::*;
     use crate::limit::Limit;
     use crate::store::Status;
+    use crate::store::{Charges, Stamp};
 
     const MS: Duration = Duration::from_millis(1);
     const S: Duration = Duration::from_secs(1);
@@ -255,17 +256,14 @@ mod tests {
     /// An answer at [`NOW`] with these slots and this next one.
     fn reserved(slots: &[Duration], next: Duration) -> Reserved {
         Reserved {
-            now: NOW,
-            epoch: NOW,
-            before: vec![],
+            stamp: Stamp { now: NOW, epoch: NOW, status: Status::default() },
             slots: slots.iter().map(|slot| NOW.plus(*slot)).collect(),
-            charges: vec![],
+            charges: Charges::default(),
             passed: vec![],
             refused: None,
             next: NOW.plus(next),
             replicas: None,
             booking: None,
-            status: Status::default(),
             outdated: false,
         }
     }

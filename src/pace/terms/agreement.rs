@@ -21,6 +21,8 @@
 //! Independent of the state, a replica proposes its own limits after its start and after each reload, until the store
 //! has them or others turn out to stay in force. Meanwhile it follows the limits in force.
 
+mod overrides;
+
 use crate::limit::{LimitError, LimitSet};
 use crate::pace::{PlanLimits, Settings};
 use crate::store::Status;
@@ -167,11 +169,6 @@ impl Agreement {
         let proposes = self.is_proposing && self.state != State::Rejected;
         let is_unread = matches!(self.state, State::Outdated | State::Unknown);
         (is_unread || proposes).then_some(Wanted::Read)
-    }
-
-    /// Returns the first instant at which a rate of an operator expires.
-    pub(crate) fn next_end(&self) -> Option<Micros> {
-        self.known.as_ref()?.next_end
     }
 
     /// Handles that the store has lost its record.
@@ -352,27 +349,6 @@ impl Agreement {
         }
         let fingerprint = Some(terms.fingerprint());
         !self.is_proposing && std::mem::replace(&mut self.warned_fingerprint, fingerprint) != fingerprint
-    }
-
-    /// Ends the rates of operators that have expired at the store's instant `now`; the replica that notices first tells
-    /// the store. While the store is unavailable, each replica follows the remaining terms: the settings for them are
-    /// returned.
-    pub(crate) fn expire(&mut self, now: Micros, is_away: bool) -> Option<Settings> {
-        let known = self.known.as_mut().filter(|known| known.next_end.is_some_and(|end| end <= now))?;
-        known.next_end = known.terms.next_end(now);
-        if let Some(left) = known.terms.expired(now) {
-            let left = left.put_in_force(Some(&known.terms), now, Replica::of_this_process());
-            self.to_write = Some((known.generation, left.to_text()));
-        }
-        let settings = effective(&self.given, &known.terms, now).ok().filter(|_| is_away);
-        settings.map(Settings::policing)
-    }
-
-    /// Returns the settings without the rates that have expired at `now`, if there are any, since the store cannot be
-    /// told while it is unavailable.
-    pub(crate) fn without_expired(&self, now: Micros) -> Option<Settings> {
-        let known = self.known.as_ref().filter(|known| known.terms.expired(now).is_some())?;
-        effective(&self.given, &known.terms, now).ok().map(Settings::policing)
     }
 
     /// Takes in other settings of this replica: proposes their limits, and returns the settings to apply until those

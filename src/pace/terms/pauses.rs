@@ -49,9 +49,15 @@ pub(crate) struct Pauses {
     pause: Option<Deadline>,
     /// The end of an operator's pause from before a step of the store's clock, which does not shorten it.
     stepped_over: Option<Deadline>,
-    /// The end that was applied last; `None` if there was no pause.
+    applied: Applied,
+}
+
+/// The pause that was applied last.
+#[derive(Debug, Default)]
+struct Applied {
+    /// Its end; `None` if there was no pause.
     end: Option<Deadline>,
-    /// The instant from which slots are requested, a little before the pause ends.
+    /// The instant from which slots are requested, a little before it ends.
     ask_from: Option<Instant>,
 }
 
@@ -119,27 +125,27 @@ impl Pauses {
 
     /// Whether the downstream is paused now.
     pub(crate) fn is_paused(&self) -> bool {
-        self.end.is_some_and(|end| !end.left().is_zero())
+        self.applied.end.is_some_and(|end| !end.left().is_zero())
     }
 
     /// Returns the end of the applied pause.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        self.end.map(Deadline::instant)
+        self.applied.end.map(Deadline::instant)
     }
 
     /// Whether the end of the applied pause has passed.
     pub(crate) fn is_over(&self) -> bool {
-        self.end.is_some_and(|end| end.left().is_zero())
+        self.applied.end.is_some_and(|end| end.left().is_zero())
     }
 
     /// Returns the earliest instant to request slots, while there is a pause.
     pub(crate) const fn ask_from(&self) -> Option<Instant> {
-        self.ask_from
+        self.applied.ask_from
     }
 
     /// Sets the instant from which slots behind the pause may be requested.
     pub(crate) const fn set_ask_from(&mut self, at: Instant) {
-        self.ask_from = Some(at);
+        self.applied.ask_from = Some(at);
     }
 
     /// Records that the downstream asked for a pause until `end`. Returns false if that is known already.
@@ -232,20 +238,20 @@ impl Pauses {
 
     /// Returns the change since the last call, as the table above says.
     pub(crate) fn take_change(&mut self) -> Option<PauseChange> {
-        let (was, end) = (self.end, self.end());
+        let (was, end) = (self.applied.end, self.end());
         // The end is replaced even if it is nearly the same. Otherwise an end that has passed would be handled again
         // and again, until the new one has passed.
-        self.end = end;
+        self.applied.end = end;
         if is_same(was, end) {
-            if let (Some(from), Some(was), Some(end)) = (self.ask_from, was, end) {
+            if let (Some(from), Some(was), Some(end)) = (self.applied.ask_from, was, end) {
                 // `ask_from` moves too, since many small steps add up.
                 let moved = from + end.since(was);
-                self.ask_from = Some(moved.checked_sub(was.since(end)).unwrap_or(moved));
+                self.applied.ask_from = Some(moved.checked_sub(was.since(end)).unwrap_or(moved));
             }
             return None;
         }
         let Some(end) = end else {
-            self.ask_from = None;
+            self.applied.ask_from = None;
             let is_over = was.is_some_and(|was| was.left().is_zero());
             return Some(if is_over { PauseChange::Over } else { PauseChange::Resumed });
         };

@@ -73,9 +73,9 @@ impl Yielding {
         self.turns.on_round_trip(received - sent);
         self.refusal = None;
         let booking = reserved.booking?;
-        let when = |at: Micros| sent + at.since(reserved.now);
+        let when = |at: Micros| sent + at.since(reserved.stamp.now);
         let mut at = self.turns.on_booking(sent, &booking, reserved);
-        if reserved.status.paused_until() > reserved.now {
+        if reserved.stamp.status.paused_until() > reserved.stamp.now {
             // The pause is the reason.
             return None;
         }
@@ -110,7 +110,7 @@ impl Yielding {
         reserved: &Reserved,
         max_wait: Duration,
     ) -> ReserveError {
-        let latest = reserved.now.plus(max_wait);
+        let latest = reserved.stamp.now.plus(max_wait);
         if begins <= latest {
             return ReserveError::NotYet { retry_at: at };
         }

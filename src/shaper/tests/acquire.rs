@@ -72,7 +72,7 @@ async fn the_slot_of_the_last_one_who_leaves_goes_back_to_the_store() {
     waiting.abort();
     settle().await;
     assert_eq!(shaper.peek("any").await.unwrap(), ms(50));
-    assert_eq!(bench.cancelled.load(Ordering::SeqCst), 1);
+    assert_eq!(bench.counts.cancelled.load(Ordering::SeqCst), 1);
 }
 
 /// The first of three callers in one call is dropped. The second one gets its slot, and not the fourth one, which came

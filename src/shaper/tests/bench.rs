@@ -36,18 +36,31 @@ impl Clock for SteppingClock {
 pub(in crate::shaper) struct Bench {
     memory: Mutex<Arc<MemoryStore>>,
     pub(in crate::shaper) clock: Arc<SteppingClock>,
-    pub(in crate::shaper) calls: AtomicUsize,
-    /// The number of changes of the record.
-    pub(in crate::shaper) changes: AtomicUsize,
-    pub(in crate::shaper) cancelled: AtomicUsize,
-    pub(in crate::shaper) pings: AtomicUsize,
+    pub(in crate::shaper) counts: Counts,
     /// The latencies of the way to the store and back.
     pub(in crate::shaper) latency: Mutex<(Duration, Duration)>,
     /// The gate, at which each call needs a permit.
     pub(in crate::shaper) gate: Semaphore,
     /// The calls that wait at the gate, or have passed it.
     pub(in crate::shaper) arrived: Semaphore,
-    pub(in crate::shaper) failure: Mutex<Option<StoreError>>,
+    pub(in crate::shaper) faults: Faults,
+}
+
+/// The number of calls of each kind.
+#[derive(Debug, Default)]
+pub(in crate::shaper) struct Counts {
+    pub(in crate::shaper) calls: AtomicUsize,
+    /// The changes of the record.
+    pub(in crate::shaper) changes: AtomicUsize,
+    pub(in crate::shaper) cancelled: AtomicUsize,
+    pub(in crate::shaper) pings: AtomicUsize,
+}
+
+/// The faults that a test injects.
+#[derive(Debug, Default)]
+pub(in crate::shaper) struct Faults {
+    failure: Mutex<Option<StoreError>>,
+    /// The number of calls that panic.
     pub(in crate::shaper) panics: AtomicUsize,
     /// Whether reads are not answered.
     pub(in crate::shaper) mute: AtomicBool,
@@ -61,17 +74,11 @@ impl Bench {
         Arc::new(Self {
             memory: Mutex::new(Arc::new(MemoryStore::with_clock(clock.clone()))),
             clock,
-            calls: AtomicUsize::new(0),
-            changes: AtomicUsize::new(0),
-            cancelled: AtomicUsize::new(0),
-            pings: AtomicUsize::new(0),
+            counts: Counts::default(),
             latency: Mutex::default(),
             gate: Semaphore::new(1_000_000),
             arrived: Semaphore::new(0),
-            failure: Mutex::default(),
-            panics: AtomicUsize::new(0),
-            mute: AtomicBool::new(false),
-            refuse: AtomicBool::new(false),
+            faults: Faults::default(),
         })
     }
 
@@ -99,30 +106,31 @@ impl Bench {
     }
 
     pub(in crate::shaper) fn count(&self) -> usize {
-        self.calls.load(Ordering::SeqCst)
+        self.counts.calls.load(Ordering::SeqCst)
     }
 
     pub(in crate::shaper) fn fail(&self, error: Option<StoreError>) {
-        *self.failure.lock().unwrap() = error;
+        *self.faults.failure.lock().unwrap() = error;
     }
 
     /// Counts a call for slots or decisions, holds it at the gate, and fails it if the test wants that.
     async fn enter(&self) -> Result<(), StoreError> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.counts.calls.fetch_add(1, Ordering::SeqCst);
         self.arrived.add_permits(1);
         self.gate.acquire().await.unwrap().forget();
-        let taken = self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        let taken =
+            self.faults.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         assert!(taken.is_err(), "as the test wants it");
         self.failed()
     }
 
     fn failed(&self) -> Result<(), StoreError> {
-        let failure = self.failure.lock().unwrap().clone();
+        let failure = self.faults.failure.lock().unwrap().clone();
         failure.map_or(Ok(()), Err)
     }
 
     pub(in crate::shaper) fn refuse_looks(&self, refuse: bool) {
-        self.refuse.store(refuse, Ordering::SeqCst);
+        self.faults.refuse.store(refuse, Ordering::SeqCst);
     }
 
     pub(in crate::shaper) fn delay(&self, there: Duration, back: Duration) {
@@ -162,7 +170,7 @@ impl Store for Bench {
             tokio::time::sleep(there).await;
             let given = self.memory().cancel(call).await?;
             tokio::time::sleep(back).await;
-            self.cancelled.fetch_add(usize::from(given), Ordering::SeqCst);
+            self.counts.cancelled.fetch_add(usize::from(given), Ordering::SeqCst);
             Ok(given)
         })
     }
@@ -173,11 +181,11 @@ impl Store for Bench {
 
     fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
         Box::pin(async move {
-            self.pings.fetch_add(1, Ordering::SeqCst);
-            if self.mute.load(Ordering::SeqCst) {
+            self.counts.pings.fetch_add(1, Ordering::SeqCst);
+            if self.faults.mute.load(Ordering::SeqCst) {
                 return std::future::pending().await;
             }
-            if self.refuse.load(Ordering::SeqCst) {
+            if self.faults.refuse.load(Ordering::SeqCst) {
                 return Err(StoreError::Invalid("as the test wants it".to_owned()));
             }
             self.memory().read_record(downstream).await
@@ -190,7 +198,7 @@ impl Store for Bench {
         change: Change<'a>,
     ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
         Box::pin(async move {
-            self.changes.fetch_add(1, Ordering::SeqCst);
+            self.counts.changes.fetch_add(1, Ordering::SeqCst);
             self.failed()?;
             self.memory().update_record(downstream, change).await
         })
@@ -209,8 +217,8 @@ impl Store for Bench {
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
-        self.pings.fetch_add(1, Ordering::SeqCst);
-        if self.mute.load(Ordering::SeqCst) {
+        self.counts.pings.fetch_add(1, Ordering::SeqCst);
+        if self.faults.mute.load(Ordering::SeqCst) {
             return Box::pin(std::future::pending());
         }
         Box::pin(async move { self.memory().ping().await })

@@ -148,10 +148,10 @@ async fn what_the_store_forgot_is_recalled_until_it_knows() {
     settle().await;
     let Pause { until, version } = status().await.pause;
     assert_eq!((until.since(bench.clock.now()), version), (6 * TWO, paused.version));
-    let changes = bench.changes.load(Ordering::SeqCst);
+    let changes = bench.counts.changes.load(Ordering::SeqCst);
     shaper.peek("any").await.unwrap();
     settle().await;
-    assert_eq!(bench.changes.load(Ordering::SeqCst), changes, "once it knows nothing is told");
+    assert_eq!(bench.counts.changes.load(Ordering::SeqCst), changes, "once it knows nothing is told");
 }
 
 /// Otherwise a server that refuses it would be called in a loop: each refusal opens a connection, which counts as a
@@ -164,9 +164,9 @@ async fn a_look_that_fails_is_tried_again_later() {
     settle().await;
     bench.refuse_looks(true);
     bench.update_record("billing", Change::Penalize(100 * TWO)).await.unwrap();
-    let before = bench.pings.load(Ordering::SeqCst);
+    let before = bench.counts.pings.load(Ordering::SeqCst);
     tokio::time::sleep(10 * TWO).await;
-    let looks = bench.pings.load(Ordering::SeqCst) - before;
+    let looks = bench.counts.pings.load(Ordering::SeqCst) - before;
     assert!((5..40).contains(&looks), "{looks}");
     bench.refuse_looks(false);
     tokio::time::sleep(3 * TWO).await;

@@ -165,7 +165,7 @@ async fn a_slot_ahead_is_given_back() {
         assert_eq!(shaper.reserve("any").await.unwrap().slot(), slot, "{name}");
         settle().await;
         assert_eq!(shaper.reserve("any").await.unwrap().keep(), slot, "{name}");
-        assert_eq!(bench.cancelled.load(Ordering::SeqCst), 2, "{name}");
+        assert_eq!(bench.counts.cancelled.load(Ordering::SeqCst), 2, "{name}");
     }
 }
 

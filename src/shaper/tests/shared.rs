@@ -183,12 +183,12 @@ async fn a_pause_that_is_over_is_not_remembered_by_the_next_driver() {
 
 /// Ends the driver by a panic of the store; the next call starts another one.
 async fn end_driver(shaper: &Shaper, bench: &Bench) {
-    bench.panics.store(1, Ordering::SeqCst);
+    bench.faults.panics.store(1, Ordering::SeqCst);
     let answered = bench.count();
     // What it is answered does not matter.
     drop(shaper.reserve("any").await);
     assert_eq!(
-        (bench.panics.load(Ordering::SeqCst), bench.count() - answered),
+        (bench.faults.panics.load(Ordering::SeqCst), bench.count() - answered),
         (0, 2),
         "the second driver asked again"
     );

@@ -16,13 +16,13 @@ async fn a_wait_of_years_is_exact() {
     let far = shaper.reserve("any").await.unwrap();
     assert!(tokio::time::timeout(MONTH, far.wait()).await.is_err());
     // The clock is read every ten minutes.
-    let pings = bench.pings.load(Ordering::SeqCst);
+    let pings = bench.counts.pings.load(Ordering::SeqCst);
     assert!((4319..=4321).contains(&pings), "{pings}");
     // The other months but the last pass at once.
     let ((), ()) = tokio::join!(far.wait(), tokio::time::advance(38 * MONTH));
     assert_eq!(start.elapsed(), 40 * MONTH);
     // It is read once more a second before the end.
-    let pings = bench.pings.load(Ordering::SeqCst) - pings;
+    let pings = bench.counts.pings.load(Ordering::SeqCst) - pings;
     assert!((4320..=4323).contains(&pings), "{pings}");
 }
 
@@ -50,10 +50,10 @@ async fn a_store_that_hangs_delays_no_slot() {
     let bench = Bench::new();
     let shaper = builder("50/s", &bench).build().unwrap();
     let start = Instant::now();
-    let ran = schedule(&shaper, 1000, async || bench.mute.store(true, Ordering::SeqCst)).await;
+    let ran = schedule(&shaper, 1000, async || bench.faults.mute.store(true, Ordering::SeqCst)).await;
     let slots: Vec<Instant> = (0..1000).map(|index| start + ms(20) * index).collect();
     assert_eq!(ran, slots);
-    let pings = bench.pings.load(Ordering::SeqCst);
+    let pings = bench.counts.pings.load(Ordering::SeqCst);
     assert!((1..=4).contains(&pings), "{pings} pings in 20 s");
 }
 

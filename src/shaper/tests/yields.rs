@@ -54,7 +54,7 @@ async fn parts(rate: &str, callers: usize, is_same: bool) -> (usize, usize) {
     }
     let (waited, reserved) = tokio::join!(tasks.join_all(), reserving.join_all());
     assert!(start.elapsed() < apart * 520);
-    let calls = bench.calls.load(Ordering::SeqCst);
+    let calls = bench.counts.calls.load(Ordering::SeqCst);
     let most = (3 * (waited.iter().sum::<usize>() + reserved.iter().sum::<usize>())).max(100);
     assert!(calls <= most, "{rate}, {callers}, {is_same}: {calls} calls");
     println!(
@@ -119,7 +119,7 @@ async fn impatient_callers_lose_hardly_any_slot() {
             });
         }
         let slots: usize = tasks.join_all().await.into_iter().sum();
-        println!("{rate}: {slots} of 1000, {} calls", bench.calls.load(Ordering::SeqCst));
+        println!("{rate}: {slots} of 1000, {} calls", bench.counts.calls.load(Ordering::SeqCst));
         assert!(slots >= 970, "{rate}: {slots} of 1000");
     }
 }

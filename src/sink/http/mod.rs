@@ -2,6 +2,9 @@
 
 mod connect;
 mod connection;
+mod credentials;
+mod endpoint;
+mod error;
 mod guard;
 mod oauth2;
 mod options;
@@ -17,18 +20,20 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use hyper::StatusCode;
+use hyper::header::HeaderValue;
 use tokio::time::{Instant, timeout_at};
 
 use super::{BodyMatch, LastLook, Outcome, Sink, Soon};
 use crate::job::{Job, Reason, shown};
-use crate::store::BoxFuture;
 use crate::tls;
 
 use connection::Outgoing;
+pub use error::HttpError;
 use oauth2::Replacement;
 pub use oauth2::{ClientAuth, OAuth2Client, OAuth2Options, check_token_url};
-pub use options::{HttpError, HttpOptions};
+pub use options::HttpOptions;
 use pool::Pool;
 use request::Basis;
 use response::{Answer, Wanted};
@@ -37,6 +42,9 @@ pub use target::{ReadTarget, Target, TargetFiles, TargetTexts};
 /// The second in which the time limits of connections are written. In unit tests it is 1 000 s, so that these limits pass
 /// only when a test advances the clock (`warm::pass`), and never because the machine stood still.
 const SECOND: Duration = Duration::from_secs(if cfg!(test) { 1000 } else { 1 });
+
+/// What requests say that they come from.
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("paced/", env!("CARGO_PKG_VERSION")));
 
 /// The longest time-out, which can be added to any instant.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(366 * 86_400);

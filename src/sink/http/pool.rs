@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -12,7 +13,6 @@ use super::SECOND;
 use super::connect::Connector;
 use super::connection::Connection;
 use crate::sink::Soon;
-use crate::store::BoxFuture;
 
 /// An idle connection is closed after this time. It is shorter than the keep-alive of common servers (5 s: Node,
 /// Apache, uvicorn), so that a request does not meet a connection that its server is closing.

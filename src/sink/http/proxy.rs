@@ -7,7 +7,7 @@ use hyper::header::HeaderValue;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use url::{Position, Url};
 
-use super::options::basic;
+use super::credentials::basic;
 use super::{HttpError, guard};
 
 /// The longest head of the answer to CONNECT.

@@ -11,16 +11,16 @@ use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Uri};
 use url::{Position, Url};
 
+use super::AGENT;
 use super::connection::Outgoing;
+use super::endpoint::Endpoint;
 use super::oauth2::Token;
-use super::options::Endpoint;
 use super::proxy::Proxy;
 use super::target::Current;
 use super::upload::Payload;
 use crate::job::{self, Job, Reason, shown};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-pub(super) const AGENT: HeaderValue = HeaderValue::from_static(concat!("paced/", env!("CARGO_PKG_VERSION")));
 
 const ANYTHING: HeaderValue = HeaderValue::from_static("*/*");
 
@@ -38,12 +38,12 @@ impl Basis {
     /// because jobs can be built by hand.
     pub(super) fn request(&self, job: &Job) -> Result<Outgoing, Refusal> {
         let endpoint = &self.current.endpoint;
-        let mut request = Request::new(Payload::new(job.body.clone()));
-        *request.method_mut() = Method::from_bytes(job.method.as_bytes())
+        let mut request = Request::new(Payload::new(job.content.body.clone()));
+        *request.method_mut() = Method::from_bytes(job.request.method.as_bytes())
             .map_err(|_| (Reason::MalformedHeader, "the method is none".to_owned()))?;
-        *request.uri_mut() = endpoint.uri(&job.path)?;
+        *request.uri_mut() = endpoint.uri(&job.request.path)?;
         *request.headers_mut() = self.headers_of(job, endpoint)?;
-        if job.body.is_empty() && matches!(job.method, "POST" | "PUT" | "PATCH") {
+        if job.content.body.is_empty() && matches!(job.request.method, "POST" | "PUT" | "PATCH") {
             // hyper omits the header for an empty body, and some servers answer 411.
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
@@ -52,9 +52,9 @@ impl Basis {
 
     fn headers_of(&self, job: &Job, endpoint: &Endpoint) -> Result<HeaderMap, Refusal> {
         let fixed = &self.current.headers;
-        let mut headers = HeaderMap::with_capacity(job.headers.len() + fixed.len() + 8);
+        let mut headers = HeaderMap::with_capacity(job.request.headers.len() + fixed.len() + 8);
         headers.insert(HOST, endpoint.host.clone());
-        for (name, value) in &job.headers {
+        for (name, value) in &job.request.headers {
             let shown = || shown(name.as_bytes(), 60);
             let Ok(parsed) = HeaderName::from_bytes(name.as_bytes()) else {
                 return Err((Reason::MalformedHeader, format!("`{}` is no name of a header", shown())));
@@ -64,7 +64,9 @@ impl Basis {
             }
             headers.insert(parsed, text(value).map_err(|()| malformed(&shown()))?);
         }
-        for (name, value) in [(CONTENT_TYPE, &job.content_type), (CONTENT_ENCODING, &job.content_encoding)] {
+        for (name, value) in
+            [(CONTENT_TYPE, &job.content.content_type), (CONTENT_ENCODING, &job.content.content_encoding)]
+        {
             if let Some(value) = value {
                 let value = text(value).map_err(|()| malformed(name.as_str()))?;
                 headers.insert(name, value);

@@ -7,13 +7,14 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
-use crate::job::{Reason, ReplyTo};
+use crate::job::{Content, Reason, ReplyTo, Request, Times};
 use crate::sink::{Receipt, Response};
 
 mod age;
 mod body;
 mod excerpt;
 mod oauth2;
+mod outcomes;
 mod proxy;
 mod secrets;
 mod server;
@@ -32,17 +33,21 @@ fn job() -> Job {
         plan: None,
         cost: 1,
         priority: 0,
-        made_at: None,
-        not_before: None,
-        deadline: None,
-        method: "POST",
-        path: String::new(),
-        headers: Vec::new(),
-        content_type: None,
-        content_encoding: None,
-        body: Bytes::new(),
+        times: Times::default(),
+        request: Request { method: "POST", path: String::new(), headers: Vec::new() },
+        content: Content::default(),
         reply: None,
     }
+}
+
+/// A job with this path.
+fn to(path: &str) -> Job {
+    Job { request: Request { path: path.to_owned(), ..job().request }, ..job() }
+}
+
+/// A job with these headers.
+fn with_headers(headers: Vec<(String, String)>) -> Job {
+    Job { request: Request { headers, ..job().request }, ..job() }
 }
 
 fn with_reply() -> Job {
@@ -122,12 +127,16 @@ async fn a_job_becomes_its_request() {
     let server = Server::always(200).await;
     let sink = sink(&format!("{}v1/", server.base));
     let job = Job {
-        method: "PATCH",
-        path: "things/7?a=b%2Fc".to_owned(),
-        headers: vec![pair("accept", "text/plain"), pair("traceparent", "00-a-b-01")],
-        content_type: Some("text/csv".to_owned()),
-        content_encoding: Some("gzip".to_owned()),
-        body: Bytes::from_static(b"a,b"),
+        request: Request {
+            method: "PATCH",
+            path: "things/7?a=b%2Fc".to_owned(),
+            headers: vec![pair("accept", "text/plain"), pair("traceparent", "00-a-b-01")],
+        },
+        content: Content {
+            body: Bytes::from_static(b"a,b"),
+            content_type: Some("text/csv".to_owned()),
+            content_encoding: Some("gzip".to_owned()),
+        },
         ..job()
     };
     delivered(sink.send(&job).await);
@@ -154,7 +163,10 @@ async fn every_method_is_sent_and_an_empty_post_says_so() {
     let server = Server::always(204).await;
     let sink = sink(&server.base);
     for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] {
-        assert_eq!(delivered(sink.send(&Job { method, ..job() }).await).status, 204);
+        assert_eq!(
+            delivered(sink.send(&Job { request: Request { method, ..job().request }, ..job() }).await).status,
+            204
+        );
         let seen = server.seen().pop().expect("a request");
         assert_eq!((seen.method.as_str(), seen.target.as_str()), (method, "/"));
         let length = seen.header("content-length");
@@ -185,9 +197,8 @@ async fn configured_headers_win() {
     ];
     let sink = HttpSink::new(HttpOptions { headers, ..options(&server.base) }).expect("a sink");
     let job = Job {
-        headers: vec![pair("accept", "text/plain"), pair("x-own", "1"), pair("content-type", "a/b")],
-        content_type: Some("text/csv".to_owned()),
-        ..job()
+        content: Content { content_type: Some("text/csv".to_owned()), ..Content::default() },
+        ..with_headers(vec![pair("accept", "text/plain"), pair("x-own", "1"), pair("content-type", "a/b")])
     };
     delivered(sink.send(&job).await);
     let seen = server.only();
@@ -222,177 +233,17 @@ async fn what_a_hand_built_job_cannot_do() {
         other => panic!("{other:?}"),
     };
     for path in ["../x", "a/../../x", "%2e%2e/x", "..\\x", "\t../x"] {
-        assert_eq!(dead(Job { path: path.to_owned(), ..job() }).await, Reason::ForbiddenPath, "{path}");
+        assert_eq!(dead(to(path)).await, Reason::ForbiddenPath, "{path}");
     }
     for name in ["host", "Host", "content-length", "transfer-encoding", "authorization", "idempotency-key"] {
         let headers = vec![pair(name, "x")];
-        assert_eq!(dead(Job { headers, ..job() }).await, Reason::HeaderNotAllowed, "{name}");
+        assert_eq!(dead(with_headers(headers)).await, Reason::HeaderNotAllowed, "{name}");
     }
     for (name, value) in [("a b", "x"), ("x", "a\r\nb: c")] {
         let headers = vec![pair(name, value)];
-        assert_eq!(dead(Job { headers, ..job() }).await, Reason::MalformedHeader, "{name}");
+        assert_eq!(dead(with_headers(headers)).await, Reason::MalformedHeader, "{name}");
     }
     assert_eq!(dead(Job { id: "a\nb".to_owned(), ..job() }).await, Reason::BadId);
-    assert_eq!(server.seen().len(), 0);
-}
-
-#[tokio::test]
-async fn statuses_by_class() {
-    let next = Arc::new(Mutex::new(200));
-    let status = Arc::clone(&next);
-    let server = Server::start(move |_| future::ready(empty(*status.lock().expect("no panic")))).await;
-    let sink = sink(&server.base);
-    for (status, class) in [
-        (200, "delivered"),
-        (201, "delivered"),
-        (202, "delivered"),
-        (204, "delivered"),
-        (299, "delivered"),
-        (408, "retry"),
-        (425, "retry"),
-        (429, "throttled"),
-        (500, "retry"),
-        (501, "retry"),
-        (502, "retry"),
-        (503, "retry"),
-        (504, "retry"),
-        (599, "retry"),
-        (300, "dead"),
-        (301, "dead"),
-        (302, "dead"),
-        (304, "dead"),
-        (308, "dead"),
-        (400, "dead"),
-        (401, "dead"),
-        (403, "dead"),
-        (404, "dead"),
-        (409, "dead"),
-        (410, "dead"),
-        (422, "dead"),
-        (499, "dead"),
-        (600, "dead"),
-    ] {
-        *next.lock().expect("no panic") = status;
-        let outcome = sink.send(&job()).await;
-        let (found, code) = match outcome {
-            Outcome::Delivered(Receipt { response }) => ("delivered", Some(response.status)),
-            Outcome::Retry { reason: "status", status, response: None, after: None, detail } => {
-                assert!(detail.contains(&code(status)), "{detail}");
-                ("retry", status)
-            }
-            Outcome::Throttled { status, response: None, after: None, detail } => {
-                assert!(detail.contains(&status.to_string()), "{detail}");
-                ("throttled", Some(status))
-            }
-            Outcome::Dead { reason: Reason::Status, status, response: None, detail } => {
-                assert!(detail.contains(&code(status)), "{detail}");
-                ("dead", status)
-            }
-            other => panic!("{status}: {other:?}"),
-        };
-        assert_eq!((found, code), (class, Some(status)));
-    }
-}
-
-fn code(status: Option<u16>) -> String {
-    status.expect("a status").to_string()
-}
-
-#[tokio::test]
-async fn redirects_are_not_followed() {
-    let target = Server::always(200).await;
-    let location = target.base.clone();
-    let server = Server::start(move |_| {
-        let mut response = empty(307);
-        response.headers_mut().insert("location", location.parse().expect("a value"));
-        future::ready(response)
-    })
-    .await;
-    let Outcome::Dead { reason, detail, status, .. } = sink(&server.base).send(&job()).await else {
-        panic!("not dead")
-    };
-    assert_eq!((reason, status), (Reason::Status, Some(307)));
-    assert!(detail.contains("redirects are not followed"), "{detail}");
-    assert_eq!((server.seen().len(), target.connections()), (1, 0));
-}
-
-#[tokio::test]
-async fn a_429_and_a_503_with_retry_after_ask_all_callers_to_slow_down() {
-    for (code, header, throttles) in [
-        (429, Some("7"), true),
-        (503, Some("7"), true),
-        (500, Some("7"), false),
-        (408, Some("7"), false),
-        (429, None, true),
-        (429, Some("soon"), true),
-        (503, None, false),
-        (503, Some("soon"), false),
-    ] {
-        let server = Server::start(move |_| {
-            let mut response = empty(code);
-            if let Some(header) = header {
-                response.headers_mut().insert("retry-after", header.parse().expect("a value"));
-            }
-            future::ready(response)
-        })
-        .await;
-        let found = match sink(&server.base).send(&job()).await {
-            Outcome::Throttled { after, status, .. } => (after, Some(status), true),
-            Outcome::Retry { after, status, .. } => (after, status, false),
-            other => panic!("{other:?}"),
-        };
-        let asked = (header == Some("7")).then_some(Duration::from_secs(7));
-        assert_eq!(found, (asked, Some(code), throttles));
-    }
-}
-
-#[tokio::test]
-async fn no_answer_in_time() {
-    let server = Server::start(|_| future::pending()).await;
-    let short = HttpOptions { timeout: SECOND * 3, ..options(&server.base) };
-    let sink = HttpSink::new(short).expect("a sink");
-    let job = Job { path: "a?token=s3cret".to_owned(), ..job() };
-    let (reason, detail) = retry(send_and_pass(&server, &sink, &job, SECOND * 3).await);
-    assert_eq!(reason, "timeout", "{detail}");
-    assert!(!detail.contains("s3cret") && !detail.contains("http://"), "{detail}");
-    assert_eq!(server.seen().len(), 1);
-}
-
-#[tokio::test]
-async fn a_port_where_nobody_listens() {
-    let (_silent, address) = silent();
-    let base = format!("http://{address}/");
-    let detail = unreachable(sink(&base).send(&Job { path: "a?token=s3cret".to_owned(), ..job() }).await);
-    assert!(detail.contains("refused") && !detail.contains("s3cret"), "{detail}");
-}
-
-#[tokio::test]
-async fn a_connection_that_breaks() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let base = format!("http://{}/", listener.local_addr().expect("an address"));
-    let close = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.expect("a connection");
-        // The request has arrived, and it gets no answer.
-        stream.read_exact(&mut [0; 16]).await.expect("a request");
-        drop(stream);
-        listener
-    });
-    let (reason, detail) = retry(sink(&base).send(&job()).await);
-    assert_eq!(reason, "connection", "{detail}");
-    close.await.expect("no panic");
-}
-
-#[tokio::test]
-async fn a_server_that_speaks_no_tls() {
-    let server = Server::always(200).await;
-    match HttpSink::new(options(&server.base.replace("http:", "https:"))) {
-        Ok(sink) => {
-            let detail = unreachable(sink.send(&job()).await);
-            assert!(detail.contains("does not speak TLS on this port"), "{detail}");
-        }
-        // The machine has no certificate authorities, without which https does not work.
-        Err(error) => assert!(error.to_string().contains("ca-certificates"), "{error}"),
-    }
     assert_eq!(server.seen().len(), 0);
 }
 

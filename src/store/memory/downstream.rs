@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use indexmap::IndexMap;
-
 use super::tombstones::{Answer, Tombstones};
 use super::{Asker, Cancel, GRACE, Queue, Status, TICK};
 use crate::limit::{Limit, LimitSet, State};
 use crate::store::dump::{self, DumpedState, Record};
+use crate::store::swept::Swept;
 use crate::store::{TombstoneCall, TombstoneReply};
 use crate::time::Micros;
 
@@ -18,12 +17,7 @@ mod record;
 pub(super) struct Downstream {
     /// When the record began: at least 1, since 0 stands for "none".
     pub(super) epoch: Micros,
-    /// The highest instant seen on the clock, within [`TICK`].
-    high: Micros,
-    /// How far the clock has stepped back in all, in µs.
-    shift: i64,
-    /// A clock further behind than this many µs has stepped back.
-    step: i64,
+    clock: ClockHistory,
     /// Pauses and the generation of the terms in force.
     pub(super) status: Status,
     /// The queue of turns.
@@ -32,18 +26,33 @@ pub(super) struct Downstream {
     pub(super) terms: Option<String>,
     /// The note on an operator's pause, and the version of the pause.
     note: Option<(u64, String)>,
-    /// The names of the downstream's limits. The index of a name is that of the limit's states.
-    names: Vec<String>,
-    /// The states of limits that are the whole downstream's.
-    whole: Row,
-    /// The states of keyed limits, by key.
-    keyed: IndexMap<Box<str>, Row>,
-    /// The index in `keyed` at which the next sweep goes on.
-    sweep_cursor: usize,
+    states: States,
     /// The end of each replica's lease.
     pub(super) leases: HashMap<String, Micros>,
     /// The tombstones of cancelled jobs.
     tombstones: Tombstones,
+}
+
+/// The instants seen on the clock, which reveal a step back.
+#[derive(Clone, Copy, Debug)]
+struct ClockHistory {
+    /// The highest instant seen, within [`TICK`].
+    high: Micros,
+    /// How far the clock has stepped back in all, in µs.
+    shift: i64,
+    /// A clock further behind than this many µs has stepped back.
+    step: i64,
+}
+
+/// The states of a downstream's limits.
+#[derive(Debug, Default)]
+struct States {
+    /// The names of the limits. The index of a name is that of the limit's states.
+    names: Vec<String>,
+    /// The states of limits that are the whole downstream's.
+    whole: Row,
+    /// The states of keyed limits, by key.
+    keyed: Swept<Row>,
 }
 
 /// The states of one key, by the index of the limit. The first is stored inline, since most keys have no other.
@@ -64,24 +73,20 @@ pub(super) struct StoredState {
 /// With fewer keys than this, none is swept.
 pub(super) const SWEEP_THRESHOLD: usize = 1024;
 
-/// The number of other keys that each new key has examined, so that no call sweeps all of them.
-const SWEEP_STEP: usize = 4;
-
 impl Downstream {
     pub(super) fn new(now: Micros, step: Duration) -> Self {
         Self {
             epoch: now.max(Micros(1)),
-            high: Micros(0),
-            shift: 0,
-            step: i64::try_from(step.as_micros()).unwrap_or(i64::MAX),
+            clock: ClockHistory {
+                high: Micros(0),
+                shift: 0,
+                step: i64::try_from(step.as_micros()).unwrap_or(i64::MAX),
+            },
             status: Status::default(),
             queue: Queue::default(),
             terms: None,
             note: None,
-            names: vec![],
-            whole: Row::default(),
-            keyed: IndexMap::new(),
-            sweep_cursor: 0,
+            states: States::default(),
             leases: HashMap::new(),
             tombstones: Tombstones::default(),
         }
@@ -90,14 +95,15 @@ impl Downstream {
     /// Follows the clock, and adds a step back to `shift`.
     #[inline]
     pub(super) fn follow(&mut self, now: Micros) {
-        if self.has_stepped(now) {
-            let back = self.high.0 - now.0;
-            self.shift += back;
+        let clock = &mut self.clock;
+        if clock.has_stepped(now) {
+            let back = clock.high.0 - now.0;
+            clock.shift += back;
             self.status.step_back(back);
             self.queue.step_back(back);
-            self.high = now;
-        } else if now.0 - self.high.0 >= TICK.as_micros() as i64 {
-            self.high = now;
+            clock.high = now;
+        } else if now.0 - clock.high.0 >= TICK.as_micros() as i64 {
+            clock.high = now;
         }
     }
 
@@ -126,16 +132,12 @@ impl Downstream {
     /// Whether the clock is behind the highest instant seen by more than the tolerance for steps.
     #[inline]
     pub(super) fn has_stepped(&self, now: Micros) -> bool {
-        self.high.0 - now.0 > self.step
+        self.clock.has_stepped(now)
     }
 
     /// The index of a limit's states.
     pub(super) fn place(&mut self, limit: &Limit) -> usize {
-        let place = self.names.iter().position(|name| name == limit.name());
-        place.unwrap_or_else(|| {
-            self.names.push(limit.name().to_owned());
-            self.names.len() - 1
-        })
+        self.states.place(limit)
     }
 
     /// The state of a limit as [`Self::kept`] returns it, with the pause in force applied.
@@ -149,8 +151,8 @@ impl Downstream {
 
     /// The state of a limit, corrected for steps back; fresh once it has equalled absence for longer than [`GRACE`].
     fn kept(&mut self, limit: &Limit, key: &str) -> State {
-        let (high, shift) = (self.high, self.shift);
-        let Some(held) = self.get(limit, key) else { return limit.fresh() };
+        let ClockHistory { high, shift, .. } = self.clock;
+        let Some(held) = self.states.get(limit, key) else { return limit.fresh() };
         let back = shift - held.shift;
         let state = if back > 0 {
             limit.step_back(held.state.clone(), back)
@@ -170,8 +172,8 @@ impl Downstream {
 
     /// The latest slot of a limit of the whole downstream, on the present clock.
     fn last(&mut self, limit: &Limit) -> Micros {
-        let shift = self.shift;
-        let held = self.get(limit, "");
+        let shift = self.clock.shift;
+        let held = self.states.get(limit, "");
         held.map_or(Micros(0), |held| Micros(held.state.last.0 - (shift - held.shift).max(0)))
     }
 
@@ -185,8 +187,8 @@ impl Downstream {
         when: (Micros, Micros),
         cost: u32,
     ) -> Result<Micros, Micros> {
-        let (high, shift, paused) = (self.high, self.shift, self.status.paused_until());
-        let slot = self.row(key).slot(place);
+        let (ClockHistory { high, shift, .. }, paused) = (self.clock, self.status.paused_until());
+        let slot = self.states.row(key, self.clock).slot(place);
         let held = match slot {
             Some(held) if held.shift == shift && !held.is_absent(high) => held,
             Some(held) => {
@@ -214,13 +216,13 @@ impl Downstream {
     }
 
     pub(super) fn write(&mut self, limit: &Limit, key: &str, state: State) {
-        let (shift, whole) = (self.shift, limit.whole_at(&state));
-        let place = self.place(limit);
-        *self.row(key).slot(place) = Some(StoredState { state, shift, whole });
+        let (shift, whole) = (self.clock.shift, limit.whole_at(&state));
+        let place = self.states.place(limit);
+        *self.states.row(key, self.clock).slot(place) = Some(StoredState { state, shift, whole });
     }
 
     pub(super) fn forget(&mut self, limit: &Limit, key: &str) {
-        if let Some(held) = self.slot(limit, key) {
+        if let Some(held) = self.states.slot(limit, key) {
             *held = None;
         }
     }
@@ -228,14 +230,14 @@ impl Downstream {
     /// The states of the limits that a reservation was charged to, with the charge undone; `None` if anything was
     /// committed after it.
     pub(super) fn undone<'a>(&mut self, call: &Cancel<'a>) -> Option<Vec<(&'a Limit, &'a str, State)>> {
-        let shift = self.shift;
+        let shift = self.clock.shift;
         let marks = call.before.iter().zip(call.after);
         let mut restored = vec![];
         for (((limit, key), (before, after)), &cost) in call.states().zip(marks).zip(call.charged) {
             if cost == 0 {
                 continue;
             }
-            let held = self.get(limit, key).filter(|held| held.shift == shift)?;
+            let held = self.states.get(limit, key).filter(|held| held.shift == shift)?;
             let state = limit.adopt(held.state.clone());
             restored.push((limit, key, limit.undo(&state, (*before, *after), call.slot, cost)?));
         }
@@ -244,9 +246,9 @@ impl Downstream {
 
     /// The record and the states of the limits, as text.
     pub(super) fn dump(&mut self, key: &str, limits: &LimitSet) -> Vec<String> {
-        let (epoch, high, shift) = (self.epoch, self.high, self.shift);
+        let (epoch, ClockHistory { high, shift, .. }) = (self.epoch, self.clock);
         let kept = |limit: &Limit| {
-            let held = self.get(limit, key)?;
+            let held = self.states.get(limit, key)?;
             Some(DumpedState { state: held.state.clone(), shift: held.shift, epoch })
         };
         let kept = limits.iter().map(kept).collect();
@@ -256,7 +258,25 @@ impl Downstream {
     /// The number of keys that have states of their own.
     #[cfg(test)]
     pub(super) fn keys(&self) -> usize {
-        self.keyed.len()
+        self.states.keyed.len()
+    }
+}
+
+impl ClockHistory {
+    #[inline]
+    fn has_stepped(&self, now: Micros) -> bool {
+        self.high.0 - now.0 > self.step
+    }
+}
+
+impl States {
+    /// The index of a limit's states.
+    fn place(&mut self, limit: &Limit) -> usize {
+        let place = self.names.iter().position(|name| name == limit.name());
+        place.unwrap_or_else(|| {
+            self.names.push(limit.name().to_owned());
+            self.names.len() - 1
+        })
     }
 
     fn get(&mut self, limit: &Limit, key: &str) -> Option<&mut StoredState> {
@@ -270,35 +290,26 @@ impl Downstream {
         Some(row?.slot(place))
     }
 
-    fn row(&mut self, key: &str) -> &mut Row {
+    fn row(&mut self, key: &str, clock: ClockHistory) -> &mut Row {
         if key.is_empty() {
             return &mut self.whole;
         }
-        let place = self.keyed.get_index_of(key).unwrap_or_else(|| {
-            self.sweep();
-            self.keyed.insert_full(key.into(), Row::default()).0
+        let place = self.keyed.index(key).unwrap_or_else(|| {
+            self.sweep(clock);
+            self.keyed.insert(key)
         });
-        &mut self.keyed[place]
+        self.keyed.at(place)
     }
 
     /// Removes some of the keys whose states all equal absence.
-    fn sweep(&mut self) {
+    fn sweep(&mut self, ClockHistory { high, shift, .. }: ClockHistory) {
         if self.keyed.len() < SWEEP_THRESHOLD {
             return;
         }
-        let (high, shift) = (self.high, self.shift);
         // Compared on the clock that each state was written under, which was never behind the present one.
         let is_absent =
             |held: &StoredState| held.whole.plus(GRACE) <= Micros(high.0 + (shift - held.shift).max(0));
-        for _ in 0..SWEEP_STEP {
-            match self.keyed.get_index(self.sweep_cursor) {
-                Some((_, row)) if row.all(is_absent) => {
-                    self.keyed.swap_remove_index(self.sweep_cursor);
-                }
-                Some(_) => self.sweep_cursor += 1,
-                None => self.sweep_cursor = 0,
-            }
-        }
+        self.keyed.sweep(|row| row.all(is_absent));
     }
 }
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::downstream::Downstream;
-use super::{LONGEST_TURN_LEASE, Lease, NextTurn, Reserve, Reserved, SharedHorizon};
+use super::{LONGEST_TURN_LEASE, Lease, NextTurn, Reserve, Reserved, SharedHorizon, Stamp};
 use crate::limit::{Charge, Keyed, Mark, Plan, State};
 use crate::store::lanes::States;
-use crate::store::{Asker, Booking, Lanes};
+use crate::store::{Asker, Booking, Charges, Lanes, Sharing};
 use crate::time::Micros;
 
 impl Downstream {
@@ -52,23 +52,10 @@ impl Downstream {
         };
         let may_book = !outdated && !status.is_stopped();
         let booking = call.asker.map(|asker| self.booking(call, &asker, states, (now, may_book), &plan));
-        let replicas = call.lease.map(|lease| self.lease(lease, booking.as_ref(), now));
-        let Plan { slots, charges, passed, refused, .. } = plan;
-        let epoch = self.epoch;
-        Reserved {
-            now,
-            epoch,
-            before,
-            slots,
-            charges,
-            passed,
-            refused,
-            next,
-            replicas,
-            booking,
-            status,
-            outdated,
-        }
+        let replicas = call.sharing.lease().map(|lease| self.lease(lease, booking.as_ref(), now));
+        let Plan { slots, charges: jobs, passed, refused, .. } = plan;
+        let (stamp, charges) = (Stamp { now, epoch: self.epoch, status }, Charges { before, jobs });
+        Reserved { stamp, slots, charges, passed, refused, next, replicas, booking, outdated }
     }
 
     fn booking(
@@ -85,7 +72,7 @@ impl Downstream {
         }
         let next = call.limits.next_two(&mut states.to_vec(), now, asker.own);
         let mut wants = call.left(asker, plan, next.0);
-        if let (Some(wants), Some(_)) = (&mut wants, call.shared) {
+        if let (Some(wants), Some(_)) = (&mut wants, call.sharing.horizon()) {
             wants.units = wants.units.min(1);
         }
         let refused = plan.refused.filter(|refused| refused.limit < asker.own && refused.slot > next.0);
@@ -108,11 +95,12 @@ impl Downstream {
     /// The call as it counts while others wait in order or hold leases; without them, as it counts for a caller that is
     /// alone. A call that is still shared yields to others.
     pub(super) fn yielding<'a>(&mut self, call: Reserve<'a>, states: &[State], now: Micros) -> Reserve<'a> {
-        let Some(SharedHorizon { replica, horizon, waits_here }) = call.shared else { return call };
+        let Some(shared) = call.sharing.horizon() else { return call };
+        let SharedHorizon { replica, horizon, waits_here } = shared;
         let lives = |until: &Micros| *until > now && *until <= now.plus(LONGEST_TURN_LEASE);
         let yields = waits_here || self.leases.iter().any(|(name, until)| name != replica && lives(until));
         if !yields {
-            return Reserve { shared: None, asker: None, ..call };
+            return Reserve { sharing: Sharing::None, asker: None, ..call };
         }
         let call = Reserve { ahead: call.ahead.min(horizon), ..call };
         let turn = call.asker.and_then(|asker| asker.turn);

@@ -97,7 +97,10 @@ async fn only_the_tail_can_be_given_back() {
             is_unused: false,
         })
     };
-    assert!(!cancel(first.slots[0], &first.before, between).await.unwrap(), "not the tail, not ahead");
+    assert!(
+        !cancel(first.slots[0], &first.charges.before, between).await.unwrap(),
+        "not the tail, not ahead"
+    );
     assert!(cancel(first.slots[1], between, after).await.unwrap());
     assert!(!cancel(first.slots[1], between, after).await.unwrap(), "only once");
     assert_eq!(bench.slots(50, 1, 1000).await, (vec![100], None), "it can be taken again");

@@ -3,20 +3,17 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use indexmap::IndexMap;
 use tokio::time::Instant;
 
 use super::request::{KnownRecord, KnownWindow, KnownWindows};
 use crate::limit::{Level, Limit, Mark, Window};
-use crate::store::{LONGEST_PAUSE, Status};
+use crate::store::swept::Swept;
+use crate::store::{LONGEST_PAUSE, Stamp};
 use crate::time::Micros;
 
 /// The number of keys of one downstream whose windows are remembered. After a loss the windows of further keys begin
 /// anew.
 const MOST_KEYS: usize = 65_536;
-
-/// The number of other keys that are examined with each new key, so that those whose windows have ended are removed.
-const SWEEP_STEP: usize = 4;
 
 /// What a worker remembers of one downstream.
 #[derive(Debug, Default)]
@@ -25,7 +22,21 @@ pub(super) struct History {
     epoch: Micros,
     /// The store's clock in the last answer, by which a store that lost its latest writes is detected.
     answered_at: Micros,
-    /// How far ahead slots are granted, as configured.
+    reach: Reach,
+    /// The farthest slot of the downstream's own limits that was granted in this epoch.
+    farthest: Micros,
+    /// As in [`Status::reset`].
+    reset: u64,
+    /// The last known windows of the downstream's own limits.
+    windows: KnownWindows,
+    /// The last known windows of keyed limits, by key.
+    keyed: Swept<KnownWindows>,
+}
+
+/// How far ahead slots are granted.
+#[derive(Debug, Default)]
+struct Reach {
+    /// As configured.
     horizon: Duration,
     /// The farthest horizon of recent calls.
     ahead: Duration,
@@ -34,16 +45,6 @@ pub(super) struct History {
     /// The latest slot, on the local clock, of calls with a shared horizon, whose reach is known only from their
     /// answers.
     reserved_until: Option<Instant>,
-    /// The farthest slot of the downstream's own limits that was granted in this epoch.
-    farthest: Micros,
-    /// As in [`Status::reset`].
-    reset: u64,
-    /// The last known windows of the downstream's own limits.
-    windows: KnownWindows,
-    /// The last known windows of keyed limits, by key.
-    keyed: IndexMap<Box<str>, KnownWindows>,
-    /// The index in `keyed` at which the next sweep goes on.
-    sweep_cursor: usize,
 }
 
 /// The memory of all downstreams, by name.
@@ -51,16 +52,14 @@ pub(super) type Histories = HashMap<String, History>;
 
 impl History {
     pub(super) const fn set_horizon(&mut self, horizon: Duration) {
-        self.horizon = horizon;
+        self.reach.horizon = horizon;
     }
 
     /// The knowledge that is sent with a call to the given process of the server.
     pub(super) fn known_record(&self, run: i64) -> KnownRecord {
-        let reserved = self.reserved_until.map(|until| until.saturating_duration_since(Instant::now()));
-        let horizon = self.horizon.max(self.ahead).max(reserved.unwrap_or_default());
         KnownRecord {
             epoch: self.epoch,
-            horizon,
+            horizon: self.reach.horizon(),
             farthest: self.farthest,
             answered_at: self.answered_at,
             run,
@@ -69,8 +68,9 @@ impl History {
 
     /// Records the horizon of a call, and the farthest slot that it was granted.
     pub(super) fn record_call(&mut self, ahead: Duration, farthest: Option<Micros>) {
-        if ahead >= self.ahead || self.ahead_at.is_none_or(|at| at.elapsed() > self.ahead) {
-            (self.ahead, self.ahead_at) = (ahead, Some(Instant::now()));
+        let reach = &mut self.reach;
+        if ahead >= reach.ahead || reach.ahead_at.is_none_or(|at| at.elapsed() > reach.ahead) {
+            (reach.ahead, reach.ahead_at) = (ahead, Some(Instant::now()));
         }
         self.farthest = farthest.map_or(self.farthest, |slot| slot.max(self.farthest));
     }
@@ -79,12 +79,12 @@ impl History {
     pub(super) fn record_shared_call(&mut self, ahead: Duration, farthest: Option<Micros>) {
         // Instants have a limited range.
         let until = Instant::now() + ahead.min(LONGEST_PAUSE);
-        self.reserved_until = self.reserved_until.max(Some(until));
+        self.reach.reserved_until = self.reach.reserved_until.max(Some(until));
         self.farthest = farthest.map_or(self.farthest, |slot| slot.max(self.farthest));
     }
 
     /// Records an answer. Returns false if it is obsolete: it was given before a loss or a reset that is known already.
-    pub(super) fn record_answer(&mut self, (epoch, now): (Micros, Micros), status: &Status) -> bool {
+    pub(super) fn record_answer(&mut self, Stamp { now, epoch, status }: Stamp) -> bool {
         // Answers may overtake each other; epochs only rise, and within an epoch so do resets.
         let is_newer = (epoch, status.reset) >= (self.epoch, self.reset);
         if is_newer {
@@ -138,31 +138,27 @@ impl History {
     ) {
         let known = if key.is_empty() {
             &mut self.windows
-        } else if let Some(place) = self.keyed.get_index_of(key) {
-            &mut self.keyed[place]
+        } else if let Some(place) = self.keyed.index(key) {
+            self.keyed.at(place)
         } else {
-            self.sweep(now);
+            self.keyed.sweep(|windows| windows.values().all(|(_, window)| window.end <= now));
             if self.keyed.len() >= MOST_KEYS {
                 return;
             }
-            self.keyed.entry(key.into()).or_default()
+            let place = self.keyed.insert(key);
+            self.keyed.at(place)
         };
         let is_overtaken = known.get(limit.name()).is_some_and(|(known_epoch, _)| *known_epoch > epoch);
         if !is_overtaken {
             known.insert(limit.name().to_owned(), (epoch, window));
         }
     }
+}
 
-    /// Removes some of the keys whose windows have ended.
-    fn sweep(&mut self, now: Micros) {
-        for _ in 0..SWEEP_STEP {
-            match self.keyed.get_index(self.sweep_cursor) {
-                Some((_, windows)) if windows.values().all(|(_, window)| window.end <= now) => {
-                    self.keyed.swap_remove_index(self.sweep_cursor);
-                }
-                Some(_) => self.sweep_cursor += 1,
-                None => self.sweep_cursor = 0,
-            }
-        }
+impl Reach {
+    /// How far ahead a slot may lie that was granted, or may be granted now.
+    fn horizon(&self) -> Duration {
+        let reserved = self.reserved_until.map(|until| until.saturating_duration_since(Instant::now()));
+        self.horizon.max(self.ahead).max(reserved.unwrap_or_default())
     }
 }

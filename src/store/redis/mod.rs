@@ -32,8 +32,8 @@ use tokio::task::JoinHandle;
 
 use super::changes::{Changes, Watchers};
 use super::{
-    BoxFuture, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Store, StoreError,
-    TombstoneCall, TombstoneReply,
+    BoxFuture, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Sharing, Stamp, Store,
+    StoreError, TombstoneCall, TombstoneReply,
 };
 use crate::home::Home;
 use crate::limit::LimitSet;
@@ -42,7 +42,7 @@ use crate::time::{Clock, Micros};
 pub use fit::Keeping;
 use history::History;
 pub use options::Options;
-use request::{KnownRecord, Now, Request};
+use request::{KnownRecord, Now, Reach, Request};
 use scripts::Scripts;
 use servers::Servers;
 
@@ -196,15 +196,12 @@ impl Store for RedisStore {
             let request = Request {
                 limits: call.limits,
                 costs: call.costs,
-                ahead: call.ahead,
-                exact: call.exact(),
-                lease: call.lease,
-                shared: call.shared,
+                reach: Reach { ahead: call.ahead, exact: call.exact() },
+                sharing: call.sharing,
                 asker: call.asker,
                 police: false,
                 generation: call.generation,
-                edges: self.edges(),
-                known_windows: self.windows(call.scope),
+                windows: self.windows(call.scope),
                 in_lanes: call.lanes.map(|lanes| self.in_lanes(call.scope, lanes)).transpose()?,
             };
             let horizon = request.horizon();
@@ -212,24 +209,24 @@ impl Store for RedisStore {
             let reserved = reply.reserved(&call).map_err(|detail| self.servers.unexpected(detail))?;
             let states = call.lanes.map(|lanes| lanes.states()).transpose()?;
             self.with_history(call.scope.downstream, |history| {
-                let is_newest = history.record_answer((reserved.epoch, reserved.now), &reserved.status);
+                let Stamp { now, epoch, .. } = reserved.stamp;
+                let is_newest = history.record_answer(reserved.stamp);
                 let farthest =
                     reserved.slots.iter().max().copied().filter(|_| is_newest && call.scope.key.is_empty());
-                if call.shared.is_some() {
-                    let ahead = farthest.map_or(Duration::ZERO, |slot| slot.since(reserved.now));
+                if call.sharing.horizon().is_some() {
+                    let ahead = farthest.map_or(Duration::ZERO, |slot| slot.since(now));
                     history.record_shared_call(ahead, farthest);
                 } else {
                     history.record_call(horizon, farthest);
                 }
                 if is_newest {
                     let marks = || reserved.marks_after(&call);
-                    let when = (reserved.epoch, reserved.now);
                     let own = call.limits.iter().map(|limit| (limit, call.scope.key));
                     match &states {
                         Some(states) => {
-                            history.record_windows(when, own.chain(states.all.iter().copied()), marks)
+                            history.record_windows((epoch, now), own.chain(states.all.iter().copied()), marks)
                         }
-                        None => history.record_windows(when, own, marks),
+                        None => history.record_windows((epoch, now), own, marks),
                     }
                 }
             });
@@ -243,23 +240,21 @@ impl Store for RedisStore {
             let request = Request {
                 limits: call.limits,
                 costs: call.costs,
-                ahead: Duration::ZERO,
-                exact: Micros::MAX,
-                lease: None,
-                shared: None,
+                reach: Reach { ahead: Duration::ZERO, exact: Micros::MAX },
+                sharing: Sharing::None,
                 asker: None,
                 police: true,
                 generation: call.generation,
-                edges: self.edges(),
-                known_windows: self.windows(call.scope),
+                windows: self.windows(call.scope),
                 in_lanes: None,
             };
             let reply = self.run_script(call.scope, request).await?;
             let (checked, marks) = reply.checked(&call).map_err(|detail| self.servers.unexpected(detail))?;
             self.with_history(call.scope.downstream, |history| {
-                if history.record_answer((checked.epoch, checked.now), &checked.status) {
+                if history.record_answer(checked.stamp) {
+                    let Stamp { now, epoch, .. } = checked.stamp;
                     let limits = call.limits.iter().map(|limit| (limit, call.scope.key));
-                    history.record_windows((checked.epoch, checked.now), limits, || marks);
+                    history.record_windows((epoch, now), limits, || marks);
                 }
             });
             Ok(checked)

@@ -3,7 +3,7 @@
 use super::{RedisStore, keys, reply};
 use crate::failpoint;
 use crate::store::tombstones::too_many;
-use crate::store::{Change, RecordState, Scope, StoreError, TombstoneCall, TombstoneReply};
+use crate::store::{Change, RecordState, Scope, Stamp, StoreError, TombstoneCall, TombstoneReply};
 
 impl RedisStore {
     /// Returns the record of a downstream, after the change if one is given.
@@ -27,7 +27,8 @@ impl RedisStore {
         let state = reply::record(self.servers.invoke(downstream, call).await?)
             .map_err(|detail| self.servers.unexpected(detail))?;
         self.with_history(downstream, |history| {
-            history.record_answer((state.epoch, state.now), &state.status)
+            let (now, epoch, status) = (state.now, state.epoch, state.status);
+            history.record_answer(Stamp { now, epoch, status })
         });
         Ok(state)
     }
@@ -53,7 +54,8 @@ impl RedisStore {
             failpoint::reached("cancel:kept");
         }
         self.with_history(downstream, |history| {
-            history.record_answer((reply.epoch, reply.now), &reply.status)
+            let (now, epoch, status) = (reply.now, reply.epoch, reply.status);
+            history.record_answer(Stamp { now, epoch, status })
         });
         Ok(reply)
     }

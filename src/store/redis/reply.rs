@@ -7,18 +7,10 @@ use redis::Value;
 use super::packed::{all, doubles};
 use crate::limit::{Charge, Limit, LimitSet, Mark, Passed, Plan, Refusal, Standing, State, Verdict};
 use crate::store::{
-    Booking, Check, Checked, LONGEST_NOTE, NextTurn, Pause, RecordState, Reserve, Reserved, Status,
-    Tombstone, TombstoneReply, Turn,
+    Booking, Charges, Check, Checked, LONGEST_NOTE, NextTurn, Pause, RecordState, Reserve, Reserved, Stamp,
+    Status, Tombstone, TombstoneReply, Turn,
 };
 use crate::time::Micros;
-
-/// The stamp that begins every answer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stamp {
-    now: Micros,
-    epoch: Micros,
-    status: Status,
-}
 
 /// The answer to a call for slots.
 #[derive(Debug)]
@@ -54,15 +46,14 @@ pub(super) type TombstonesReply = (Vec<u8>, Vec<u8>, Vec<String>);
 
 const STAMP: usize = 8 * 8;
 
-impl Stamp {
-    fn read(packed: &[u8]) -> Result<(Self, &[u8]), String> {
-        let wrong = || format!("an answer of {} bytes", packed.len());
-        let (head, rest) = packed.split_at_checked(STAMP).ok_or_else(wrong)?;
-        let [generation, epoch, penalty, until, version, reset, tombstones, now] =
-            doubles(head).ok_or_else(wrong)?;
-        let status = status([penalty, until, version, generation, reset, tombstones])?;
-        Ok((Self { now: Micros(now), epoch: Micros(epoch), status }, rest))
-    }
+/// Parses the stamp that begins every answer. Returns what follows it too.
+fn read_stamp(packed: &[u8]) -> Result<(Stamp, &[u8]), String> {
+    let wrong = || format!("an answer of {} bytes", packed.len());
+    let (head, rest) = packed.split_at_checked(STAMP).ok_or_else(wrong)?;
+    let [generation, epoch, penalty, until, version, reset, tombstones, now] =
+        doubles(head).ok_or_else(wrong)?;
+    let status = status([penalty, until, version, generation, reset, tombstones])?;
+    Ok((Stamp { now: Micros(now), epoch: Micros(epoch), status }, rest))
 }
 
 /// Builds the status from penalty, pause, its version, generation, reset and the version of the tombstones.
@@ -99,7 +90,7 @@ impl Reply {
         if is_whole {
             return Self::whole(packed, limits.iter()).map(Some);
         }
-        let (stamp, rest) = Stamp::read(packed)?;
+        let (stamp, rest) = read_stamp(packed)?;
         let [granted, refused, limit, marks @ ..] = &all(rest)[..] else {
             return Err(format!("slots in {} bytes", packed.len()));
         };
@@ -117,7 +108,7 @@ impl Reply {
     }
 
     fn whole<'a>(packed: &[u8], limits: impl Iterator<Item = &'a Limit> + Clone) -> Result<Self, String> {
-        let (stamp, rest) = Stamp::read(packed)?;
+        let (stamp, rest) = read_stamp(packed)?;
         let [from, replicas, granted, refused, limit, next, reach, begins, units, spacing, lead, rest @ ..] =
             &all(rest)[..]
         else {
@@ -152,9 +143,9 @@ impl Reply {
     /// # Errors
     /// A text that says what is wrong with the answer.
     pub(super) fn reserved(self, call: &Reserve<'_>) -> Result<Reserved, String> {
-        let Stamp { now, epoch, status } = self.stamp;
+        let Stamp { now, status, .. } = self.stamp;
         let limits = call.limits;
-        let (plan, next) = if limits.is_tat() && call.lanes.is_none() && call.shared.is_none() {
+        let (plan, next) = if limits.is_tat() && call.lanes.is_none() && call.sharing.horizon().is_none() {
             let mut states = self.states(limits);
             let plan = call.plan(&mut states, (now, self.from), &status);
             // The slots derived here must be those that the script committed.
@@ -176,19 +167,16 @@ impl Reply {
         } else {
             (self.plan(call)?, self.next.unwrap_or(Micros::MAX))
         };
-        let Plan { slots, charges, passed, refused, .. } = plan;
+        let Plan { slots, charges: jobs, passed, refused, .. } = plan;
         Ok(Reserved {
-            now,
-            epoch,
-            before: self.before,
+            stamp: self.stamp,
             slots,
-            charges,
+            charges: Charges { before: self.before, jobs },
             passed,
             refused,
             next,
-            replicas: call.lease.map(|_| self.replicas),
+            replicas: call.sharing.lease().map(|_| self.replicas),
             booking: self.booking,
-            status,
             outdated: !status.is_current(call.generation),
         })
     }
@@ -222,7 +210,7 @@ impl Reply {
     /// # Errors
     /// A text that says what is wrong with the answer.
     pub(super) fn checked(self, call: &Check<'_>) -> Result<(Checked, Vec<Mark>), String> {
-        let Stamp { now, epoch, status } = self.stamp;
+        let (stamp, Stamp { now, status, .. }) = (self.stamp, self.stamp);
         let (limits, outdated) = (call.limits, !status.is_current(call.generation));
         if limits.is_tat() {
             let verdicts = call.police(&mut self.states(limits), now, &status);
@@ -230,7 +218,7 @@ impl Reply {
             if allowed != self.granted {
                 return Err(format!("{} allowed, where {allowed} follow from its state", self.granted));
             }
-            return Ok((Checked { now, epoch, verdicts, status, outdated }, self.before));
+            return Ok((Checked { stamp, verdicts, outdated }, self.before));
         }
         let mut marks = self.before;
         let told = limits.iter().filter(|limit| limit.fresh().is_partly_marked()).count();
@@ -255,7 +243,7 @@ impl Reply {
             let limit = count(outcome[2])?;
             verdicts.push(Verdict { earliest: Micros(outcome[0]), charge, limit, standings });
         }
-        Ok((Checked { now, epoch, verdicts, status, outdated }, marks))
+        Ok((Checked { stamp, verdicts, outdated }, marks))
     }
 }
 
@@ -315,7 +303,7 @@ fn read_marks<'a>(
 /// # Errors
 /// A text that says what is wrong with the answer.
 pub(super) fn record((packed, terms, note): RecordReply) -> Result<RecordState, String> {
-    let (Stamp { now, epoch, status }, rest) = Stamp::read(&packed)?;
+    let (Stamp { now, epoch, status }, rest) = read_stamp(&packed)?;
     if rest.is_empty() {
         let note = note_on(&status, note);
         Ok(RecordState { now, epoch, status, terms, note })
@@ -337,7 +325,7 @@ fn note_on(status: &Status, note: Vec<u8>) -> Option<String> {
 /// # Errors
 /// A text that says what is wrong with the answer.
 pub(super) fn tombstones((stamp, numbers, ids): TombstonesReply) -> Result<Option<TombstoneReply>, String> {
-    let (Stamp { now, epoch, status }, rest) = Stamp::read(&stamp)?;
+    let (Stamp { now, epoch, status }, rest) = read_stamp(&stamp)?;
     let numbers = all(&numbers);
     let [changed, before, up_to, instants @ ..] = &numbers[..] else {
         return Err(format!("{} numbers of tombstones", numbers.len()));

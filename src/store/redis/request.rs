@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::packed::Packed;
-use crate::limit::{Algorithm, Calendar, Combine, Costs, Counting, Edges, Limit, LimitSet, Window};
-use crate::rate::Rate;
+use crate::limit::{Calendar, Combine, Costs, Limit, LimitSet, Window};
 use crate::store::lanes::States;
 use crate::store::turns::farthest;
-use crate::store::{Asker, Lanes, Lease, SharedHorizon};
+use crate::store::{Asker, Lanes, Lease, SharedHorizon, Sharing};
 use crate::time::Micros;
+pub(super) use limits::encode_limits;
+use limits::{derived, encode_window, window};
+
+mod limits;
 
 /// The clock that a script decides by.
 #[derive(Clone, Copy, Debug)]
@@ -69,19 +72,29 @@ const SLACK: Duration = Duration::from_secs(60);
 pub(super) struct Request<'a> {
     pub(super) limits: &'a LimitSet,
     pub(super) costs: Costs<'a>,
-    pub(super) ahead: Duration,
-    /// The latest slot that is exact in a double.
-    pub(super) exact: Micros,
-    pub(super) lease: Option<Lease<'a>>,
-    pub(super) shared: Option<SharedHorizon<'a>>,
+    pub(super) reach: Reach,
+    pub(super) sharing: Sharing<'a>,
     pub(super) asker: Option<Asker>,
     pub(super) police: bool,
     pub(super) generation: u64,
+    pub(super) windows: Windows,
+    pub(super) in_lanes: Option<InLanes<'a>>,
+}
+
+/// How far ahead a slot may lie.
+pub(super) struct Reach {
+    /// The span from the store's now on.
+    pub(super) ahead: Duration,
+    /// The latest slot that is exact in a double.
+    pub(super) exact: Micros,
+}
+
+/// Data for scripts that count by windows.
+pub(super) struct Windows {
     /// The span of calendar edges that is sent: its start, and its end at least.
     pub(super) edges: (Micros, Micros),
     /// The last known windows by limit, from which a store that lost them restores them.
-    pub(super) known_windows: KnownWindows,
-    pub(super) in_lanes: Option<InLanes<'a>>,
+    pub(super) known: KnownWindows,
 }
 
 /// The lanes of a call's jobs.
@@ -134,7 +147,7 @@ impl InLanes<'_> {
 impl Request<'_> {
     /// The limits, each with its last known window: the downstream's own, then those of lanes.
     pub(super) fn all_limits(&self) -> impl Iterator<Item = (&Limit, Option<&KnownWindow>)> + Clone {
-        let own = self.limits.iter().map(|limit| (limit, self.known_windows.get(limit.name())));
+        let own = self.limits.iter().map(|limit| (limit, self.windows.known.get(limit.name())));
         let keyed = self.in_lanes.iter().flat_map(|lanes| lanes.states.all.iter().zip(&lanes.known_windows));
         own.chain(keyed.map(|((limit, _), known)| (*limit, known.as_ref())))
     }
@@ -142,31 +155,43 @@ impl Request<'_> {
     /// Whether the worker derives the slots from the first one. It cannot where it does not know the horizon that a
     /// shared one was reduced to.
     fn is_derived(&self) -> bool {
-        self.limits.is_tat() && self.in_lanes.is_none() && self.shared.is_none()
+        self.limits.is_tat() && self.in_lanes.is_none() && self.sharing.horizon().is_none()
     }
 
     /// Encodes the numbers of a call for any algorithm, in the order that the head of `reserve.lua` gives: those
     /// between the record's and the limits'.
     pub(super) fn encode(&self, numbers: &mut Packed) {
-        numbers.put([Micros(0).plus(self.ahead).0, self.exact.0, self.combine(), self.police.into()]);
+        numbers.put([
+            Micros(0).plus(self.reach.ahead).0,
+            self.reach.exact.0,
+            self.combine(),
+            self.police.into(),
+        ]);
         numbers.put([self.is_derived().into()]);
         numbers.put_count(self.generation);
         numbers.put([self.lease_micros()]);
-        let waits_here = self.shared.is_some_and(|shared| shared.waits_here);
+        let waits_here = self.sharing.horizon().is_some_and(|shared| shared.waits_here);
         numbers.put([i64::from(self.asker.is_some()) + 2 * i64::from(waits_here)]);
         self.asker.iter().for_each(|asker| encode_asker(numbers, asker));
     }
 
     /// The id of the calling replica, if its lease or those of others matter.
     pub(super) fn replica(&self) -> Option<&str> {
-        let lease = self.lease.map(|lease| lease.replica);
-        lease.or(self.shared.map(|shared| shared.replica))
+        match self.sharing {
+            Sharing::None => None,
+            Sharing::Lease(Lease { replica, .. }) | Sharing::Horizon(SharedHorizon { replica, .. }) => {
+                Some(replica)
+            }
+        }
     }
 
     /// The duration of the lease in µs; without a lease, the shared horizon as a negative number.
     fn lease_micros(&self) -> i64 {
-        let shared = self.shared.map_or(0, |shared| -Micros(1).plus(shared.horizon).0);
-        self.lease.map_or(shared, |lease| Micros(0).plus(lease.ttl).0)
+        match self.sharing {
+            Sharing::None => 0,
+            Sharing::Lease(lease) => Micros(0).plus(lease.ttl).0,
+            Sharing::Horizon(shared) => -Micros(1).plus(shared.horizon).0,
+        }
     }
 
     /// The fast script that may serve the request, if there is one.
@@ -189,9 +214,9 @@ impl Request<'_> {
         match self.asker {
             Some(Asker { turn: Some(turn), reach, .. }) => {
                 // The lead of the turn shows the reach of the queue, which is that of the most distant replica.
-                farthest(reach.max(turn.lead * 5 / 3)).min(self.ahead)
+                farthest(reach.max(turn.lead * 5 / 3)).min(self.reach.ahead)
             }
-            _ => self.ahead,
+            _ => self.reach.ahead,
         }
     }
 
@@ -203,8 +228,8 @@ impl Request<'_> {
             now.number(),
             known_record.epoch.0,
             known_record.run,
-            Micros(0).plus(self.ahead).0,
-            self.exact.0,
+            Micros(0).plus(self.reach.ahead).0,
+            self.reach.exact.0,
         ]);
         numbers.put([self.police.into()]);
         numbers.put_count(self.generation);
@@ -213,7 +238,7 @@ impl Request<'_> {
         let is_mixed = !limits.is_tat();
         for limit in limits.iter() {
             if let Some(counting) = window(limit) {
-                encode_window(&mut numbers, counting, Some(self), self.known_windows.get(limit.name()));
+                encode_window(&mut numbers, counting, Some(self), self.windows.known.get(limit.name()));
                 continue;
             }
             if is_mixed {
@@ -236,8 +261,8 @@ impl Request<'_> {
     /// The edges of a calendar to send: the last one at or before the start of the span, those up to its end, and as
     /// many more as the jobs of this call can use up.
     fn edges(&self, calendar: Calendar) -> Vec<Micros> {
-        let (from, to) = self.edges;
-        let until = from.plus(self.ahead).plus(SLACK);
+        let (from, to) = self.windows.edges;
+        let until = from.plus(self.reach.ahead).plus(SLACK);
         let mut spare = self.limits.jobs(self.costs) + 2;
         let mut edge = calendar.current(from);
         let mut edges = vec![edge];
@@ -262,100 +287,6 @@ fn encode_asker(numbers: &mut Packed, asker: &Asker) {
     numbers.put_count(waiting);
     numbers.put_count(own as u64);
     numbers.put([micros(interval), goes_on.into(), micros(farthest)]);
-}
-
-/// The window of a limit, if it is one.
-fn window(limit: &Limit) -> Option<Counting> {
-    match limit.algorithm() {
-        Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => Some(counting),
-        _ => None,
-    }
-}
-
-/// N, P div N, P mod N, and a and b: a cost is due a*cost + b emission intervals after TAT.
-fn derived(limit: &Limit) -> [i64; 5] {
-    let (rate, burst, whole) = match limit.algorithm() {
-        Algorithm::LeakyBucket(bucket) => (bucket.rate(), bucket.burst(), false),
-        Algorithm::Gcra(gcra) => (gcra.rate(), gcra.burst(), true),
-        Algorithm::TokenBucket(bucket) => (bucket.refill(), bucket.capacity(), true),
-        // No other algorithm is sent to a fast script.
-        _ => (limit.rate(), 1, false),
-    };
-    let [count, period] = counted(rate);
-    let (a, b) = if whole { (1, -i64::from(burst)) } else { (0, 1 - i64::from(burst)) };
-    [count, period / count, period % count, a, b]
-}
-
-/// The count N and the period P of a rate.
-fn counted(rate: Rate) -> [i64; 2] {
-    [rate.count(), rate.period_micros()].map(|number| i64::try_from(number).unwrap_or(i64::MAX))
-}
-
-/// Encodes the number of limits, and each limit with its last known window.
-pub(super) fn encode_limits<'a>(
-    numbers: &mut Packed,
-    limits: impl Iterator<Item = (&'a Limit, Option<&'a KnownWindow>)> + Clone,
-    request: Option<&Request<'_>>,
-) {
-    numbers.put_count(limits.clone().count() as u64);
-    for (limit, known) in limits {
-        match limit.algorithm() {
-            Algorithm::LeakyBucket(bucket) => encode_pace(numbers, b't', bucket.rate(), bucket.burst()),
-            Algorithm::Gcra(gcra) => encode_pace(numbers, b'g', gcra.rate(), gcra.burst()),
-            Algorithm::TokenBucket(bucket) => encode_pace(numbers, b'g', bucket.refill(), bucket.capacity()),
-            Algorithm::FixedWindow(counting) | Algorithm::Quota(counting) => {
-                encode_window(numbers, counting, request, known);
-            }
-            Algorithm::SlidingWindow(window) => {
-                numbers.put([b'c'.into()]);
-                numbers.put_count(window.count());
-                numbers.put([window.width(), window.buckets().into()]);
-            }
-            Algorithm::SlidingLog(log) => {
-                numbers.put([b'l'.into()]);
-                numbers.put_count(log.count());
-                numbers.put([log.period()]);
-            }
-        }
-    }
-}
-
-fn encode_pace(numbers: &mut Packed, letter: u8, rate: Rate, burst: u32) {
-    numbers.put([letter.into()]);
-    numbers.put(counted(rate));
-    numbers.put([burst.into()]);
-}
-
-fn encode_window(
-    numbers: &mut Packed,
-    counting: Counting,
-    request: Option<&Request<'_>>,
-    known: Option<&KnownWindow>,
-) {
-    let (epoch, known) = known.copied().unwrap_or_default();
-    let mut encode = |letter: u8| {
-        numbers.put([letter.into()]);
-        numbers.put_count(counting.count());
-        numbers.put([epoch.0, known.end.0]);
-        numbers.put_count(known.used);
-    };
-    match counting.edges() {
-        Edges::Aligned { period, offset } => {
-            encode(b'w');
-            numbers.put([period, offset]);
-        }
-        Edges::FirstHit { period } => {
-            encode(b'f');
-            numbers.put([period]);
-        }
-        Edges::Calendar(calendar) => {
-            let edges = request.map(|request| request.edges(calendar)).unwrap_or_default();
-            encode(b'q');
-            numbers.put([calendar.longest()]);
-            numbers.put_count(edges.len() as u64);
-            edges.iter().for_each(|edge| numbers.put([edge.0]));
-        }
-    }
 }
 
 /// Encodes the number of costs of a job, then runs of jobs with equal costs.

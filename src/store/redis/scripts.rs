@@ -49,6 +49,12 @@ pub(super) struct Scripts {
     cancel: ByKinds,
     reset: ByKinds,
     restart: ByKinds,
+    plain: Plain,
+}
+
+/// The scripts without limits.
+#[derive(Debug)]
+struct Plain {
     record: Script,
     tombstones: Script,
     summaries: Script,
@@ -168,10 +174,12 @@ impl Scripts {
             cancel: ByKinds::new(include_str!("lua/cancel.lua"), adapt),
             reset: ByKinds::new(include_str!("lua/reset.lua"), adapt),
             restart: ByKinds::new(include_str!("lua/restart.lua"), adapt),
-            record,
-            tombstones: script(compose(0, include_str!("lua/tombstones.lua"))),
-            summaries: script(compose(0, include_str!("lua/summaries.lua"))),
-            parked: script(compose(0, include_str!("lua/parked.lua"))),
+            plain: Plain {
+                record,
+                tombstones: script(compose(0, include_str!("lua/tombstones.lua"))),
+                summaries: script(compose(0, include_str!("lua/summaries.lua"))),
+                parked: script(compose(0, include_str!("lua/parked.lua"))),
+            },
         }
     }
 
@@ -253,7 +261,7 @@ impl Scripts {
             return call;
         }
         let (word, text) = encode_change(&mut numbers, change);
-        let mut call = Call::new(&self.record, keys, &numbers, 4);
+        let mut call = Call::new(&self.plain.record, keys, &numbers, 4);
         call.command.arg(channel).arg(downstream).arg(word);
         text.iter().for_each(|text| {
             call.command.arg(text);
@@ -292,7 +300,7 @@ impl Scripts {
                 ("read", Vec::new())
             }
         };
-        let mut call = Call::new(&self.tombstones, keys, &numbers, 3 + ids.len());
+        let mut call = Call::new(&self.plain.tombstones, keys, &numbers, 3 + ids.len());
         call.command.arg(channel).arg(downstream).arg(word).arg(ids);
         call
     }
@@ -309,7 +317,7 @@ impl Scripts {
     ) -> Call<'_> {
         let mut numbers = Packed::with_capacity(2);
         numbers.put([now.number(), Micros(0).plus(ttl).0]);
-        let mut call = Call::new(&self.summaries, keys, &numbers, 3);
+        let mut call = Call::new(&self.plain.summaries, keys, &numbers, 3);
         if ttl.is_zero() {
             call.command.arg("withdraw").arg(replica);
         } else {
@@ -323,7 +331,7 @@ impl Scripts {
     pub(super) fn summaries(&self, word: &str, keys: &[String], now: Now) -> Call<'_> {
         let mut numbers = Packed::with_capacity(1);
         numbers.put([now.number()]);
-        let mut call = Call::new(&self.summaries, keys, &numbers, 1);
+        let mut call = Call::new(&self.plain.summaries, keys, &numbers, 1);
         call.command.arg(word);
         call
     }
@@ -334,7 +342,7 @@ impl Scripts {
     pub(super) fn parked(&self, keys: &[String], word: &str, jobs: i64) -> Call<'_> {
         let mut numbers = Packed::with_capacity(1);
         numbers.put([jobs]);
-        let mut call = Call::new(&self.parked, keys, &numbers, 2);
+        let mut call = Call::new(&self.plain.parked, keys, &numbers, 2);
         call.command.arg(word).arg(PARKED_KEPT.as_secs() * 1000);
         call
     }

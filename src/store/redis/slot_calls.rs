@@ -1,11 +1,11 @@
 //! The calls for slots: they are run again where the script lacks edges of calendars.
 
 use super::reply::{Answer, Reply};
-use super::request::{InLanes, KnownWindows, Now, Request};
+use super::request::{InLanes, Now, Request, Windows};
 use super::{RedisStore, keys};
 use crate::limit::LimitSet;
 use crate::store::{Lanes, Scope, StoreError};
-use crate::time::{Micros, wall_now};
+use crate::time::wall_now;
 
 /// How many times the script may ask for the edges of calendars: the worker's clock may be far off, and other limits of
 /// a set may move a job to a period whose edges were not sent.
@@ -24,14 +24,11 @@ impl RedisStore {
         Ok(InLanes { lanes, states, known_windows })
     }
 
-    pub(super) fn windows(&self, scope: Scope<'_>) -> KnownWindows {
-        self.histories().get(scope.downstream).map(|history| history.windows(scope.key)).unwrap_or_default()
-    }
-
-    /// The span of calendar edges that is sent first, by this machine's clock, which is probably near the store's.
-    pub(super) fn edges(&self) -> (Micros, Micros) {
+    /// The windows that are sent first. Edges are those by this machine's clock, which is probably near the store's.
+    pub(super) fn windows(&self, scope: Scope<'_>) -> Windows {
         let now = self.clock.as_ref().map_or_else(wall_now, |clock| clock.now());
-        (now, now)
+        let known = self.histories().get(scope.downstream).map(|history| history.windows(scope.key));
+        Windows { edges: (now, now), known: known.unwrap_or_default() }
     }
 
     /// Runs the script, again for each time that it lacks edges of calendars.
@@ -62,9 +59,10 @@ impl RedisStore {
             match answer {
                 Answer::Reply(reply) => return Ok(*reply),
                 // The span by this machine's clock is dropped: it may be years off.
-                Answer::Missing(from, to) if attempt == 0 => request.edges = (from, to),
+                Answer::Missing(from, to) if attempt == 0 => request.windows.edges = (from, to),
                 Answer::Missing(from, to) => {
-                    request.edges = (request.edges.0.min(from), request.edges.1.max(to))
+                    let edges = &mut request.windows.edges;
+                    *edges = (edges.0.min(from), edges.1.max(to));
                 }
             }
         }

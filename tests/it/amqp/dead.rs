@@ -36,7 +36,7 @@ pub(super) async fn letters(dead: &DeadLetters, max: u32) -> Vec<Letter> {
 /// The bodies of the first `max` letters.
 pub(super) async fn listed(dead: &DeadLetters, max: u32) -> Vec<String> {
     let letters = letters(dead, max).await;
-    letters.iter().map(|letter| String::from_utf8(letter.message.body.to_vec()).unwrap()).collect()
+    letters.iter().map(|letter| String::from_utf8(letter.message.content.body.to_vec()).unwrap()).collect()
 }
 
 /// Replays the letters that match.

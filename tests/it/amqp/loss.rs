@@ -19,7 +19,7 @@ async fn a_deleted_queue_is_declared_and_consumed_again() {
     within("the consumer", amqp.ready()).await;
     publish(&amqp, &options, ["new".to_owned()]).await;
     let new = next(&mut source).await;
-    assert_eq!(&new.message.body[..], b"new");
+    assert_eq!(&new.message.content.body[..], b"new");
     ack(new);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }

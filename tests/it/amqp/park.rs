@@ -92,7 +92,7 @@ async fn a_parked_job_comes_back_as_it_was() {
     let expected = Stay { until: millis(stay.until), assigned_id: None, ..stay };
     assert_eq!(home.stay, Some(expected));
     let message = &home.message;
-    assert_eq!((message.routing_key.as_str(), &message.body), ("billing.eu", &body));
+    assert_eq!((message.routing_key.as_str(), &message.content.body), ("billing.eu", &body));
     assert_eq!((message.message_id.clone(), message.priority), (id, Some(7)));
     assert_eq!(message.reply_to.as_deref(), Some("replies.r"));
     assert!(message.headers.iter().any(|(name, _)| name == "paced-cost"), "{:?}", message.headers);
@@ -153,11 +153,11 @@ async fn jobs_are_parked_while_the_window_is_small() {
     publish(&amqp, &options, numbered(0..20)).await;
     for number in 0..19 {
         let delivery = next(&mut source).await;
-        assert_eq!(delivery.message.body, number.to_string());
+        assert_eq!(delivery.message.content.body, number.to_string());
         park(delivery, stay(Duration::from_secs(10_000))).await;
     }
     let last = next(&mut source).await;
-    assert_eq!(last.message.body, "19");
+    assert_eq!(last.message.content.body, "19");
     ack(last);
     assert!(amqp.shutdown(LONG).await);
     let (_connection, channel) = open(&rabbit.url()).await;

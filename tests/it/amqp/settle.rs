@@ -52,9 +52,9 @@ async fn a_message_comes_as_it_was_published() {
     let delivery = next(&mut source).await;
     let message = &delivery.message;
     assert_eq!(message.routing_key, "billing.eu.1");
-    assert_eq!(message.body, body);
-    assert_eq!(message.content_type.as_deref(), Some("text/plain"));
-    assert_eq!(message.content_encoding.as_deref(), Some("gzip"));
+    assert_eq!(message.content.body, body);
+    assert_eq!(message.content.content_type.as_deref(), Some("text/plain"));
+    assert_eq!(message.content.content_encoding.as_deref(), Some("gzip"));
     assert_eq!(message.message_id.as_deref(), Some("id-1"));
     assert_eq!(message.priority, Some(7));
     assert_eq!(message.correlation_id.as_deref(), Some("c-1"));
@@ -95,7 +95,7 @@ async fn acked_is_gone_and_unsettled_comes_again() {
     while !deliveries.is_empty() {
         let at = if deliveries.len() % 2 == 0 { 0 } else { deliveries.len() - 1 };
         let delivery = deliveries.remove(at);
-        let number: u32 = String::from_utf8_lossy(&delivery.message.body).parse().unwrap();
+        let number: u32 = String::from_utf8_lossy(&delivery.message.content.body).parse().unwrap();
         if number.is_multiple_of(3) { open.push(delivery) } else { ack(delivery) }
     }
     assert!(open.iter().all(|delivery| delivery.ticket.is_live()));
@@ -138,7 +138,7 @@ async fn given_back_comes_again_first() {
         next(&mut source).await.ticket.give_back();
     }
     let delivery = next(&mut source).await;
-    assert_eq!(&delivery.message.body[..], b"one", "no delivery limit was met");
+    assert_eq!(&delivery.message.content.body[..], b"one", "no delivery limit was met");
     ack(delivery);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
@@ -274,7 +274,7 @@ async fn a_ticket_dropped_unsettled_gives_its_message_back() {
     publish(&amqp, &options, ["one".to_owned()]).await;
     drop(next(&mut source).await);
     let again = next(&mut source).await;
-    assert_eq!(&again.message.body[..], b"one");
+    assert_eq!(&again.message.content.body[..], b"one");
     ack(again);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }

@@ -44,7 +44,7 @@ async fn consumers_of_quorum_queues_have_a_timeout_of_their_own_whoever_declared
         let body = Bytes::from_static(b"classic");
         amqp.publisher().publish("", "timeouts.classic", BasicProperties::default(), &body).await.unwrap();
         let delivery = next(&mut sources[2]).await;
-        assert_eq!(delivery.message.body, body);
+        assert_eq!(delivery.message.content.body, body);
         ack(delivery);
         assert!(amqp.shutdown(LONG).await);
     }

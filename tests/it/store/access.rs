@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{
-    Cancel, Change, Check, Lease, Recall, Reserve, Scope, SharedHorizon, Store, Tombstone, TombstoneCall,
+    Cancel, Change, Check, Lease, Recall, Reserve, Scope, SharedHorizon, Sharing, Store, Tombstone,
+    TombstoneCall,
 };
 use paced::time::Micros;
 use paced::{RedisOptions, RedisStore, StoreError};
@@ -90,10 +91,10 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
         store.update_record("billing", Change::Reset { limits: limits.iter().as_slice() }).await?;
         for key in ["", "tenant-42"] {
             let (scope, costs) = (Scope { downstream: "billing", key }, Costs::Each(&[1; 3]));
-            let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
-            for lease in [None, lease] {
+            let lease = Sharing::Lease(Lease { replica: "one", ttl: Duration::from_secs(2) });
+            for sharing in [Sharing::None, lease] {
                 let ahead = Duration::from_secs(5);
-                let call = Reserve { lease, ..Reserve::new(scope, &limits, costs, ahead) };
+                let call = Reserve { sharing, ..Reserve::new(scope, &limits, costs, ahead) };
                 let reserved = store.reserve(call).await?;
                 assert!(!reserved.slots.is_empty());
                 let granted = reserved.granted(&limits, costs);
@@ -110,8 +111,9 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
                 };
                 store.cancel(cancel).await?;
             }
-            let shared = Some(SharedHorizon { replica: "two", horizon: Duration::ZERO, waits_here: false });
-            let call = Reserve { shared, ..Reserve::new(scope, &limits, costs, Duration::from_secs(5)) };
+            let shared = SharedHorizon { replica: "two", horizon: Duration::ZERO, waits_here: false };
+            let sharing = Sharing::Horizon(shared);
+            let call = Reserve { sharing, ..Reserve::new(scope, &limits, costs, Duration::from_secs(5)) };
             store.reserve(call).await?;
             store.check(Check { scope, limits: &limits, costs, generation: 0 }).await?;
             store.reset(scope, &limits).await?;
@@ -141,7 +143,7 @@ async fn the_rights_that_are_documented_are_enough() {
     let stranger = RedisStore::connect(&url, options("mine")).await.unwrap();
     let after = stranger.reserve(call).await.unwrap();
     assert!(
-        after.slots[0] >= after.now.plus(Duration::from_millis(500)),
+        after.slots[0] >= after.stamp.now.plus(Duration::from_millis(500)),
         "a stranger has no epoch to know it by"
     );
 

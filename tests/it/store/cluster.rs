@@ -44,7 +44,8 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
     let names: Vec<String> = (0..24).map(|n| format!("downstream-{n}")).collect();
     for name in &names {
         let reserved = store.reserve(call(name, &limits, &[1; 3])).await.unwrap();
-        let expected: Vec<_> = (0..3).map(|k| reserved.now.plus(Duration::from_millis(50) * k)).collect();
+        let expected: Vec<_> =
+            (0..3).map(|k| reserved.stamp.now.plus(Duration::from_millis(50) * k)).collect();
         assert_eq!(reserved.slots, expected, "{name}");
     }
     let keys = keys(cluster).await;
@@ -82,8 +83,8 @@ async fn downstreams_are_spread_over_the_masters_and_each_lies_on_one() {
         node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await.unwrap();
     }
     let after = store.reserve(call("downstream-0", &limits, &[1; 2])).await.unwrap();
-    assert!(after.epoch > before.epoch, "another process has the state");
-    let kept = after.now.plus(Duration::from_millis(500));
+    assert!(after.stamp.epoch > before.stamp.epoch, "another process has the state");
+    let kept = after.stamp.now.plus(Duration::from_millis(500));
     assert!(after.slots[0] >= kept && after.slots[0] > before.slots[0], "the state moved with it: {after:?}");
 }
 
@@ -208,7 +209,7 @@ async fn a_slot_that_nobody_serves_is_told_and_its_calls_go_on_once_it_is_served
     cluster.nodes[master].command(&["CLUSTER", "ADDSLOTS", &slot]).await.unwrap();
     let is_served = async || store.reserve(call("billing", &limits, &[1])).await.ok();
     let after = poll(LONG, is_served).await.expect("the slot is served again");
-    assert_eq!(after.epoch, before.epoch, "nothing was lost");
+    assert_eq!(after.stamp.epoch, before.stamp.epoch, "nothing was lost");
     assert!(after.slots[0] > before.slots[0], "{after:?}");
 }
 

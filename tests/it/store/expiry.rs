@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use paced::limit::{Limit, LimitSet};
-use paced::store::{Lease, Reserve, Scope, Store};
+use paced::store::{Lease, Reserve, Scope, Sharing, Store};
 use paced::time::Micros;
 
 use super::losses::{SCOPE, answered, call, limits, store};
@@ -25,8 +25,9 @@ async fn use_again_and_again(limits: Vec<Limit>, has_lease: impl Fn(usize) -> bo
     let (window, mut begun) = (Duration::from_secs(2), Micros(0));
     for turn in 0..60 {
         let asked = call(&limits, &[1], Duration::from_secs(15));
-        let lease = has_lease(turn).then_some(Lease { replica: "one", ttl: Duration::from_secs(2) });
-        let slot = answered(&store, Reserve { lease, ..asked }).await.slots[0];
+        let lease = Sharing::Lease(Lease { replica: "one", ttl: Duration::from_secs(2) });
+        let sharing = if has_lease(turn) { lease } else { Sharing::None };
+        let slot = answered(&store, Reserve { sharing, ..asked }).await.slots[0];
         if slot >= begun.plus(window) {
             begun = slot;
         }
@@ -70,9 +71,9 @@ async fn every_key_but_the_record_expires() {
     let redis = Redis::dedicated().await;
     let (store, limits) = (store(&redis).await, limits(1));
     let keyed = Scope { key: "tenant-42", ..SCOPE };
-    let lease = Some(Lease { replica: "one", ttl: Duration::from_secs(2) });
-    let call = Reserve { scope: keyed, lease, ..call(&limits, &[1; 20], Duration::from_secs(2)) };
-    let now = store.reserve(call).await.unwrap().now;
+    let sharing = Sharing::Lease(Lease { replica: "one", ttl: Duration::from_secs(2) });
+    let call = Reserve { scope: keyed, sharing, ..call(&limits, &[1; 20], Duration::from_secs(2)) };
+    let now = store.reserve(call).await.unwrap().stamp.now;
     let left = async |key: &str| (expires(&redis, key).await.0 - now.0) / 1000;
     // The state equals absence after 1 s, and expires a little more than a minute later.
     let state = left("paced:{billing}:k:rate:tenant-42").await;

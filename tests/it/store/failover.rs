@@ -135,7 +135,7 @@ async fn worker(
             Ok(reserved) if reserved.slots.is_empty() => {}
             Ok(reserved) => {
                 grants.slots.extend(reserved.slots);
-                grants.answers.push((real_now(), reserved.epoch));
+                grants.answers.push((real_now(), reserved.stamp.epoch));
             }
             Err(error) => {
                 assert!(error.is_retryable(), "{error}");

@@ -68,16 +68,16 @@ pub const INTERVAL: Duration = Duration::from_millis(50);
 /// Asserts that the call that detects the loss is refused; then slots come T apart, the first one T after the fence.
 async fn assert_fenced(store: &RedisStore, limits: &LimitSet, before: &Reserved) -> Micros {
     let found = answered(store, call(limits, &[1], AHEAD)).await;
-    assert!(found.epoch > before.epoch);
-    let first = found.now.plus(AHEAD + INTERVAL);
+    assert!(found.stamp.epoch > before.stamp.epoch);
+    let first = found.stamp.now.plus(AHEAD + INTERVAL);
     assert_eq!((found.slots, found.refused.map(|refused| refused.slot)), (vec![], Some(first)));
     let after = store.reserve(call(limits, &[1; 20], LONGER)).await.unwrap();
     let expected: Vec<Micros> = (0..20).map(|k| first.plus(INTERVAL * k)).collect();
-    assert_eq!((after.epoch, after.slots), (found.epoch, expected));
+    assert_eq!((after.stamp.epoch, after.slots), (found.stamp.epoch, expected));
     for slot in &before.slots {
         assert!(*slot < first, "what was granted before lies before the fence");
     }
-    after.epoch
+    after.stamp.epoch
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn after_a_flush_there_is_no_slot_before_the_fence_and_no_burst() {
         let redis = Redis::dedicated().await;
         let (store, limits) = (standing(&redis).await, limits(burst));
         let before = store.reserve(call(&limits, &[1; 20], AHEAD)).await.unwrap();
-        assert_eq!(before.slots[0], before.now);
+        assert_eq!(before.slots[0], before.stamp.now);
         redis.command(&["FLUSHALL"]).await.unwrap();
         assert_fenced(&store, &limits, &before).await;
     }
@@ -99,10 +99,14 @@ async fn a_fence_stands_although_the_first_calls_are_refused() {
     store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
     let refused = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
-    let slot = refused.now.plus(HORIZON + INTERVAL);
+    let slot = refused.stamp.now.plus(HORIZON + INTERVAL);
     assert_eq!((refused.slots, refused.refused.map(|refused| refused.slot)), (vec![], Some(slot)));
     let again = store.reserve(call(&limits, &[1], Duration::from_secs(1))).await.unwrap();
-    assert_eq!((again.epoch, again.slots), (refused.epoch, vec![slot]), "the fence does not move");
+    assert_eq!(
+        (again.stamp.epoch, again.slots),
+        (refused.stamp.epoch, vec![slot]),
+        "the fence does not move"
+    );
 }
 
 #[tokio::test]
@@ -114,8 +118,8 @@ async fn a_reset_is_not_taken_for_a_loss() {
     assert_fenced(&store, &limits, &before).await;
     store.reset(SCOPE, &limits).await.unwrap();
     let fresh = store.reserve(call(&limits, &[1; 4], AHEAD)).await.unwrap();
-    assert_eq!(fresh.slots[..3], [fresh.now; 3], "a full burst now");
-    assert_eq!(fresh.slots[3], fresh.now.plus(INTERVAL));
+    assert_eq!(fresh.slots[..3], [fresh.stamp.now; 3], "a full burst now");
+    assert_eq!(fresh.slots[3], fresh.stamp.now.plus(INTERVAL));
 }
 
 #[tokio::test]
@@ -134,7 +138,7 @@ async fn a_restart_without_data_is_found_and_fenced() {
     let epoch = assert_fenced(&store, &limits, &before).await;
     // The new process is not taken for another one again.
     let again = store.reserve(call(&limits, &[1], LONGER)).await.unwrap();
-    assert_eq!(again.epoch, epoch);
+    assert_eq!(again.stamp.epoch, epoch);
 }
 
 #[tokio::test]
@@ -145,9 +149,9 @@ async fn corrections_are_written_although_nothing_is_granted() {
     redis.command(&["DEL", "paced:{billing}:record"]).await.unwrap();
     let refused = answered(&store, call(&limits, &[1], AHEAD)).await;
     assert_eq!(refused.slots, []);
-    let tat = refused.now.plus(AHEAD + INTERVAL);
+    let tat = refused.stamp.now.plus(AHEAD + INTERVAL);
     let state = packed(&redis, "paced:{billing}:l:rate", 2).await;
-    assert_eq!(state[2..], [refused.epoch.0, tat.0, 0, 1, 50_000, 1], "20/s, a burst of 1");
+    assert_eq!(state[2..], [refused.stamp.epoch.0, tat.0, 0, 1, 50_000, 1], "20/s, a burst of 1");
 }
 
 #[tokio::test]
@@ -160,9 +164,9 @@ async fn two_workers_agree_on_one_new_epoch() {
     redis.command(&["FLUSHALL"]).await.unwrap();
     let epoch = assert_fenced(&one, &limits, &before).await;
     let other = two.reserve(call(&limits, &[1], LONGER)).await.unwrap();
-    assert_eq!((other.epoch, other.slots.len()), (epoch, 1));
+    assert_eq!((other.stamp.epoch, other.slots.len()), (epoch, 1));
     let next = one.reserve(call(&limits, &[1], LONGER)).await.unwrap();
-    assert_eq!((next.epoch, &next.slots), (epoch, &vec![other.slots[0].plus(INTERVAL)]));
+    assert_eq!((next.stamp.epoch, &next.slots), (epoch, &vec![other.slots[0].plus(INTERVAL)]));
 }
 
 #[tokio::test]
@@ -172,12 +176,12 @@ async fn a_failover_to_an_older_record_is_fenced() {
     let first = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
     let second = store.reserve(call(&limits, &[1], AHEAD)).await.unwrap();
-    assert!(second.epoch > first.epoch);
+    assert!(second.stamp.epoch > first.stamp.epoch);
     // A replica that had seen neither the flush nor later writes is the primary now.
     let record = "paced:{billing}:record";
     let mut older = packed(&redis, record, 0).await;
-    assert_eq!((older.len(), older[0], older[7]), (23, 1, second.epoch.0));
-    (older[7], older[13]) = (first.epoch.0, first.epoch.0);
+    assert_eq!((older.len(), older[0], older[7]), (23, 1, second.stamp.epoch.0));
+    (older[7], older[13]) = (first.stamp.epoch.0, first.stamp.epoch.0);
     // It has neither a gate nor a fence, and nothing was granted so far.
     (older[1], older[5], older[12]) = (0, 0, 0);
     let older: Vec<String> = older.iter().map(i64::to_string).collect();

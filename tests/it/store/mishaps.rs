@@ -111,7 +111,7 @@ impl World<'_> {
         let call = Reserve::new(self.scope, self.limits, Costs::Each(&[1; 3]), HORIZON);
         let reply = worker.store.reserve(call).await.unwrap();
         let at = |since: Duration| self.start + since;
-        let observed = worker.clock.observe(at(sent), reply.now, reply.epoch, at(received));
+        let observed = worker.clock.observe(at(sent), reply.stamp.now, reply.stamp.epoch, at(received));
         self.released.extend(worker.held.extract_if(.., |due| *due <= received));
         if observed == Observed::Stepped {
             worker.held.clear();
@@ -122,7 +122,8 @@ impl World<'_> {
         }
         let early = reply.next.minus(HORIZON / 2);
         let jitter = Duration::from_micros(self.rng.u64(..=25_000));
-        worker.ask_at = if early <= reply.now { received } else { sent + early.since(reply.now) + jitter };
+        worker.ask_at =
+            if early <= reply.stamp.now { received } else { sent + early.since(reply.stamp.now) + jitter };
         worker.ask_at = worker.ask_at.max(received);
     }
 

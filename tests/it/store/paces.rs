@@ -8,7 +8,7 @@ use std::time::Duration;
 use paced::Rate;
 use paced::limit::{Combine, Costs, Limit, LimitSet};
 use paced::store::{
-    Cancel, Check, Checked, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Store,
+    Cancel, Check, Checked, Granted, Lease, MemoryStore, RedisStore, Reserve, Reserved, Scope, Sharing, Store,
 };
 use paced::time::{ManualClock, Micros};
 use proptest::prelude::*;
@@ -139,11 +139,12 @@ async fn replay(backend: &Backend<'_>, name: &str, limits: &LimitSet, steps: &[S
         let scope = Scope { downstream: name, key };
         answers.push(match op {
             Op::Reserve { costs: jobs, ahead, leased } => {
-                let lease = leased.then_some(Lease { replica: "one", ttl: Duration::from_secs(1) });
+                let lease = Sharing::Lease(Lease { replica: "one", ttl: Duration::from_secs(1) });
+                let sharing = if *leased { lease } else { Sharing::None };
                 let (costs, ahead) = (jobs.costs(limits), Duration::from_micros(*ahead));
                 match backend
                     .store
-                    .reserve(Reserve { lease, ..Reserve::new(scope, limits, costs, ahead) })
+                    .reserve(Reserve { sharing, ..Reserve::new(scope, limits, costs, ahead) })
                     .await
                 {
                     Ok(reserved) => {
@@ -225,8 +226,11 @@ fn whichever_script_decides_it_answers_as_the_memory_store_does() {
                 }
                 Answer::Checked(checked) => {
                     asked.set(asked.get() + 1);
-                    denied +=
-                        checked.verdicts.iter().filter(|verdict| verdict.earliest > checked.now).count();
+                    denied += checked
+                        .verdicts
+                        .iter()
+                        .filter(|verdict| verdict.earliest > checked.stamp.now)
+                        .count();
                 }
                 Answer::Cancelled(given) => cancelled += usize::from(*given),
                 Answer::Invalid | Answer::Done => {}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use paced::limit::calendar::Unit;
 use paced::limit::{Calendar, Costs, Edges, Limit, LimitSet};
-use paced::store::{Cancel, Granted, Lease, MemoryStore, RedisStore, Reserve, Scope, Store};
+use paced::store::{Cancel, Granted, Lease, MemoryStore, RedisStore, Reserve, Scope, Sharing, Store};
 use paced::time::{ManualClock, Micros};
 use paced::{Rate, StoreError};
 
@@ -37,8 +37,8 @@ impl Backend {
     }
 }
 
-fn leased(replica: &str, millis: u64) -> Option<Lease<'_>> {
-    Some(Lease { replica, ttl: Duration::from_millis(millis) })
+fn leased(replica: &str, millis: u64) -> Sharing<'_> {
+    Sharing::Lease(Lease { replica, ttl: Duration::from_millis(millis) })
 }
 
 #[tokio::test]
@@ -54,17 +54,17 @@ async fn every_backend_refuses_the_same_calls() {
             backend.store.reserve(Reserve { costs: Costs::Each(&[1; 1025]), ..call }).await.map(drop),
             backend
                 .store
-                .reserve(Reserve { costs: Costs::Each(&[1]), lease: leased("", 1000), ..call })
+                .reserve(Reserve { costs: Costs::Each(&[1]), sharing: leased("", 1000), ..call })
                 .await
                 .map(drop),
             backend
                 .store
-                .reserve(Reserve { costs: Costs::Each(&[1]), lease: leased("r", 0), ..call })
+                .reserve(Reserve { costs: Costs::Each(&[1]), sharing: leased("r", 0), ..call })
                 .await
                 .map(drop),
             backend
                 .store
-                .reserve(Reserve { costs: Costs::Each(&[1]), lease: leased("r", 60_001), ..call })
+                .reserve(Reserve { costs: Costs::Each(&[1]), sharing: leased("r", 60_001), ..call })
                 .await
                 .map(drop),
             backend.store.reset(Scope { downstream: "a}b", key: "" }, &limits).await,
@@ -81,17 +81,17 @@ async fn every_backend_counts_the_replicas_that_live() {
     let limits = LimitSet::new(vec![Limit::leaky_bucket("l", "10/s".parse().unwrap(), 1).unwrap()]).unwrap();
     let name = unique("replicas");
     for backend in Backend::all(redis) {
-        let at = async |millis: i64, lease| {
+        let at = async |millis: i64, sharing| {
             backend.clock.set(Micros(TODAY + millis * 1000));
             let scope = Scope { downstream: &name, key: "" };
             let ahead = Duration::ZERO;
-            let call = Reserve { lease, ..Reserve::new(scope, &limits, Costs::Each(&[]), ahead) };
+            let call = Reserve { sharing, ..Reserve::new(scope, &limits, Costs::Each(&[]), ahead) };
             backend.store.reserve(call).await.unwrap().replicas
         };
         let seen = [
             at(0, leased("one", 2000)).await,
             at(500, leased("two", 2000)).await,
-            at(500, None).await,
+            at(500, Sharing::None).await,
             at(1999, leased("two", 2000)).await,
             // The first replica has been silent for 2 s.
             at(2000, leased("two", 2000)).await,
@@ -166,7 +166,7 @@ async fn every_backend_forgets_a_log_when_its_last_entry_has_left() {
             let (ahead, costs) = (Duration::from_secs(1000), Costs::Each(costs));
             let call = Reserve::new(scope, &limits, costs, ahead);
             let reserved = backend.store.reserve(call).await.unwrap();
-            (reserved.granted(&limits, costs), reserved.before)
+            (reserved.granted(&limits, costs), reserved.charges.before)
         };
         reserve(0, &[1]).await;
         let (granted, _) = reserve(500, &[1, 1, 1]).await;

@@ -132,10 +132,10 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
         // A shorter one changes nothing.
         two.update_record(&name, Change::Penalize(Duration::from_secs(1))).await.unwrap();
         let reserved = reserve(&two, &name, &limits, 20, 0).await;
-        assert_eq!(reserved.status.paused_until(), until);
+        assert_eq!(reserved.stamp.status.paused_until(), until);
         let even: Vec<Micros> = (0..20).map(|k| until.plus(Duration::from_millis(10) * k)).collect();
         assert_eq!(reserved.slots, even, "burst {burst}");
-        assert_eq!(until, before.now.plus(Duration::from_secs(3)));
+        assert_eq!(until, before.stamp.now.plus(Duration::from_secs(3)));
 
         let scope = Scope { downstream: &name, key: "" };
         let check =
@@ -146,7 +146,7 @@ async fn a_pause_is_every_workers_and_ends_without_a_burst() {
         assert_eq!(one.check(check).await.unwrap().verdicts[0].earliest, Micros::MAX);
         let resumed = one.update_record(&name, Change::Resume).await.unwrap().status;
         assert_eq!((resumed.penalty, resumed.pause.until), (Micros(0), Micros(0)));
-        assert!(resumed.pause.version > stopped.status.pause.version);
+        assert!(resumed.pause.version > stopped.stamp.status.pause.version);
         assert_eq!(reserve(&two, &name, &limits, 1, 0).await.slots.len(), 1);
     }
 }
@@ -167,7 +167,7 @@ async fn a_worker_recalls_what_the_store_forgot() {
     redis.command(&["FLUSHALL"]).await.unwrap();
     let forgotten = reserve(&one, "billing", &limits, 1, 2).await;
     assert!(forgotten.outdated && forgotten.slots.is_empty(), "no slot without the pause");
-    assert!(forgotten.epoch > paused.epoch);
+    assert!(forgotten.stamp.epoch > paused.epoch);
     let version = paused.status.pause.version;
     let recall = Recall { version, generation: 2, terms: Some("second"), ..Recall::default() };
     let recalled = one.update_record("billing", Change::Recall(recall)).await.unwrap();

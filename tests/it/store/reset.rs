@@ -52,7 +52,7 @@ async fn slots_go_on_behind_those_that_were_granted() {
             let version = reset(&*store, &name, &limits).await;
             let after = reserve(&*store, &name, &limits, &[1; 3]).await;
             assert_eq!(after.slots, [10, 20, 30].map(|late| last.plus(ms(late))), "burst {burst}");
-            assert_eq!(after.status.reset, version);
+            assert_eq!(after.stamp.status.reset, version);
             assert!(reset(&*store, &name, &limits).await > version);
             let again = reserve(&*store, &name, &limits, &[1]).await.slots[0];
             assert_eq!(again, last.plus(ms(40)), "resets in a row take nothing");

@@ -30,11 +30,11 @@ async fn one_that_kept_its_state_goes_on_behind_what_was_granted() {
     let before = store.reserve(call(&limits, &[1; 40], MINUTE)).await.unwrap();
     restart(&redis).await;
     let after = answered(&store, call(&limits, &[1], MINUTE)).await;
-    assert!(after.epoch > before.epoch, "it is found out");
-    let expected = before.slots[39].plus(INTERVAL).max(after.now.plus(SHORT));
+    assert!(after.stamp.epoch > before.stamp.epoch, "it is found out");
+    let expected = before.slots[39].plus(INTERVAL).max(after.stamp.now.plus(SHORT));
     assert_eq!(after.slots, [expected], "no minute is waited for");
     let again = store.reserve(call(&limits, &[1], MINUTE)).await.unwrap();
-    assert_eq!((again.epoch, again.slots), (after.epoch, vec![expected.plus(INTERVAL)]));
+    assert_eq!((again.stamp.epoch, again.slots), (after.stamp.epoch, vec![expected.plus(INTERVAL)]));
 }
 
 /// Those who wait in order are granted slots so far ahead: any of them may have been granted just before the end, and lost.
@@ -56,7 +56,7 @@ async fn one_that_kept_its_state_goes_on_behind_a_long_horizon() {
     store.reserve(Reserve { asker: Some(asker), ..call(&limits, &[1], horizon) }).await.unwrap();
     restart(&redis).await;
     let after = answered(&store, call(&limits, &[1], MINUTE)).await;
-    assert_eq!(after.slots, [after.now.plus(horizon * 5 / 4)]);
+    assert_eq!(after.slots, [after.stamp.now.plus(horizon * 5 / 4)]);
 }
 
 /// A downstream at rest had no state that could be lost.
@@ -68,9 +68,9 @@ async fn one_that_kept_its_state_takes_no_burst_from_who_was_at_rest() {
     let before = store.reserve(call(&limits, &[], HORIZON)).await.unwrap();
     restart(&redis).await;
     let after = answered(&store, call(&limits, &[1], Duration::ZERO)).await;
-    assert!(after.epoch > before.epoch, "it is found out");
+    assert!(after.stamp.epoch > before.stamp.epoch, "it is found out");
     assert_eq!(after.slots, [], "slots may have been granted and lost");
-    clock.set(after.now.plus(SHORT));
+    clock.set(after.stamp.now.plus(SHORT));
     let burst = store.reserve(call(&limits, &[1; 101], Duration::ZERO)).await.unwrap();
     assert_eq!(burst.slots.len(), 100);
 }
@@ -117,7 +117,7 @@ async fn one_that_lost_what_it_wrote_last_leaves_no_burst() {
     answered(&new, call(&limits, &[], HORIZON)).await;
     let after = answered(&old, call(&limits, &[1; 100], Duration::ZERO)).await;
     assert_eq!(after.slots, [], "the burst went before");
-    assert!(after.refused.unwrap().slot >= after.now.plus(INTERVAL), "{after:?}");
+    assert!(after.refused.unwrap().slot >= after.stamp.now.plus(INTERVAL), "{after:?}");
 }
 
 /// A burst of 100 was granted, and would be once more after a loss that a worker without memory found first.
@@ -129,21 +129,21 @@ async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
         let (old, new, limits) = (worker(&redis, &clock).await, worker(&redis, &clock).await, limits(100));
         old.set_horizon("billing", HORIZON);
         let burst = old.reserve(call(&limits, &[1; 100], HORIZON)).await.unwrap();
-        assert_eq!(burst.slots, [burst.now; 100]);
+        assert_eq!(burst.slots, [burst.stamp.now; 100]);
         redis.command(&["FLUSHALL"]).await.unwrap();
         clock.set(TODAY.plus(2 * TICK));
         let blind = new.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
-        assert_eq!(blind.slots, [blind.now], "it cannot know that anything was lost");
+        assert_eq!(blind.slots, [blind.stamp.now], "it cannot know that anything was lost");
         if looks {
             old.read_record("billing").await.unwrap();
         }
         let after = old.reserve(call(&limits, &[1; 100], HORIZON)).await.unwrap();
-        assert!(after.epoch > blind.epoch);
+        assert!(after.stamp.epoch > blind.stamp.epoch);
         assert_eq!(after.slots, [], "no burst, and nothing before the fence");
-        assert!(after.refused.unwrap().slot >= blind.now.plus(HORIZON));
+        assert!(after.refused.unwrap().slot >= blind.stamp.now.plus(HORIZON));
         // The fence moves once: no other worker's memory moves it again.
         let next = new.reserve(call(&limits, &[1; 20], MINUTE)).await.unwrap();
-        assert_eq!(next.epoch, after.epoch);
+        assert_eq!(next.stamp.epoch, after.stamp.epoch);
         let apart = |pair: &[Micros]| pair[1].since(pair[0]) == INTERVAL;
         assert!(next.slots.windows(2).all(apart), "{:?}", next.slots);
     }
@@ -162,9 +162,9 @@ async fn the_fence_is_as_long_whoever_finds_the_loss() {
     let before = busy.reserve(call(&limits, &[1; 20], Duration::from_secs(1))).await.unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
     let found = idle.read_record("billing").await.unwrap();
-    assert!(found.epoch > before.epoch);
+    assert!(found.epoch > before.stamp.epoch);
     let after = busy.reserve(call(&limits, &[1], Duration::from_secs(2))).await.unwrap();
-    assert_eq!(after.epoch, found.epoch);
+    assert_eq!(after.stamp.epoch, found.epoch);
     assert!(after.slots[0] > before.slots[19], "none is granted twice: {after:?}");
 }
 
@@ -178,7 +178,7 @@ async fn fields_of_a_later_version_are_kept_and_another_format_is_refused() {
     // Some calls write a part of the record, and some all of it.
     clock.set(TODAY.plus(2 * TICK));
     let after = store.reserve(call(&limits, &[1], HORIZON)).await.unwrap();
-    assert_eq!(after.epoch, before.epoch, "it is no loss");
+    assert_eq!(after.stamp.epoch, before.stamp.epoch, "it is no loss");
     store.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
     store.update_record("billing", Change::Resume).await.unwrap();
     let end = redis.command(&["GETRANGE", "paced:{billing}:record", "-5", "-1"]).await.unwrap();
@@ -255,7 +255,7 @@ async fn a_loss_is_fenced_as_far_as_turns_were_booked() {
     clock.set(turn.ask_at().max(TODAY));
     let before = near.reserve(ask(asker(Some(turn), HORIZON), MINUTE)).await.unwrap();
     let last = before.slots.last().unwrap();
-    assert!(last.since(before.now) > 4 * HORIZON, "{before:?}");
+    assert!(last.since(before.stamp.now) > 4 * HORIZON, "{before:?}");
     redis.command(&["FLUSHALL"]).await.unwrap();
     near.read_record("billing").await.unwrap();
     let after = near.reserve(call(&limits, &[1], MINUTE)).await.unwrap();

@@ -109,7 +109,7 @@ async fn the_latest_change_counts_and_every_answer_tells_of_it() {
         for _ in 0..3 {
             // The first call creates the state, and later ones take the shortest way.
             let call = Reserve::new(scope, &limits, Costs::Each(&[1]), HOUR);
-            assert_eq!(store.reserve(call).await.unwrap().status.tombstones, first.status.tombstones);
+            assert_eq!(store.reserve(call).await.unwrap().stamp.status.tombstones, first.status.tombstones);
         }
         // A shorter time changes nothing.
         let minute = TombstoneCall::Cancel { ids: &both[..1], span: HOUR / 60 };

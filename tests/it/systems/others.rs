@@ -31,7 +31,7 @@ async fn callers_side_by_side_take_exactly_what_there_is() {
         let call =
             Check { scope: both.scope("side"), limits: &limits, costs: Costs::Each(&[1]), generation: 0 };
         let checked = store.check(call).await.unwrap();
-        usize::from(checked.verdicts[0].earliest <= checked.now)
+        usize::from(checked.verdicts[0].earliest <= checked.stamp.now)
     };
     for store in [&both.memory as &dyn Store, &both.shared] {
         let allowed = futures_util::future::join_all((0..64).map(|_| check(store))).await;

@@ -14,12 +14,13 @@ use crate::amqp::supervisor::up;
 use crate::amqp::ticket::{Settlement, Subscription};
 use crate::amqp::topology::ensure_home;
 use crate::amqp::window::Consuming;
+use crate::episode::Episode;
 
 impl Subscriber {
     /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
     pub(super) async fn attach(
         &self,
-        troubled: &mut Option<String>,
+        trouble: &mut Episode<String>,
         without: &mut Option<Error>,
     ) -> Result<Attempt, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
@@ -55,7 +56,7 @@ impl Subscriber {
             Ok((queue, consumer, consuming)) => {
                 unused.used();
                 let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
-                let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut slot = self.reports.slot.lock().unwrap_or_else(PoisonError::into_inner);
                 slot.retain(|subscription| subscription.is_live());
                 slot.push(Arc::clone(&subscription));
                 Ok(Attempt::Consuming(subscription, consumer, consuming))
@@ -65,7 +66,7 @@ impl Subscriber {
                 // it, and use up the channels of the connection.
                 let mut closed = pin!(closed(&channel));
                 if tokio::time::timeout(ANSWER, &mut closed).await.is_err() {
-                    self.log_trouble(troubled, &error.to_string());
+                    self.log_trouble(trouble, error.to_string());
                     // The others need not wait for one queue that does not answer.
                     drop(place);
                     tokio::select! {

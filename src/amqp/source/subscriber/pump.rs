@@ -113,7 +113,7 @@ impl<'a> Pump<'a> {
     async fn adjust(&mut self, waited: bool) -> Result<(), Error> {
         if *self.subscriber.window.borrow() == 0 {
             self.cancel().await?;
-            self.subscriber.idle.send_replace(true);
+            self.subscriber.reports.idle.send_replace(true);
             return Ok(());
         }
         if self.consumer.is_some() {
@@ -128,7 +128,7 @@ impl<'a> Pump<'a> {
             return Ok(());
         }
         if let (target, Step::Consume(prefetch)) = self.step(Instant::now() >= self.consume_at) {
-            self.subscriber.idle.send_replace(false);
+            self.subscriber.reports.idle.send_replace(false);
             // The settlements go ahead of the new consumer, so that the broker, too, counts them first.
             self.subscription.acker.write_now();
             self.subscription.acker.another_consumer();
@@ -156,13 +156,13 @@ impl<'a> Pump<'a> {
     /// Cancels the consumer and hands on the deliveries in transit. What is unacked stays so.
     async fn cancel(&mut self) -> Result<(), Error> {
         let cancelled = self.drain("consuming with another prefetch", ANSWER).await;
-        self.subscriber.gives_back = false;
+        self.subscriber.route.gives_back = false;
         cancelled
     }
 
     /// Leaves the connection to the others: ends the consumer, and hands on the deliveries in transit.
     async fn leave(mut self, why: SeparationReason) -> End {
-        self.subscriber.gives_back = true;
+        self.subscriber.route.gives_back = true;
         match self.drain("changing connections", SEPARATION_TIMEOUT).await {
             Ok(()) => {}
             // The shutdown closes the connection once the broker has processed the others' settlements.
@@ -207,10 +207,10 @@ impl<'a> Pump<'a> {
                     Some(Err(error)) => return Err(Error::of(what, &error)),
                     None => ended = true,
                 },
-                Ok(_) = window.wait_for(|window| *window == 0), if !self.subscriber.gives_back => {
+                Ok(_) = window.wait_for(|window| *window == 0), if !self.subscriber.route.gives_back => {
                     // The valve is opened whatever is held: the answer must not queue behind bytes that are not read.
                     meter.disarm();
-                    self.subscriber.gives_back = true;
+                    self.subscriber.route.gives_back = true;
                 }
                 () = &mut over => {
                     // Deliveries that still come return with the channel, and must not pile up until then.

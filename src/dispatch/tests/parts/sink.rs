@@ -5,13 +5,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{dead, unreachable};
 use crate::job::Job;
 use crate::sink::{LastLook, Outcome, Receipt, Response, Sink, Soon};
-use crate::store::BoxFuture;
 
 /// A job that the sink was handed, and the instant.
 #[derive(Clone, Debug)]
@@ -28,29 +28,41 @@ pub(in crate::dispatch) struct RecordingSink {
     pub(in crate::dispatch) flying: AtomicUsize,
     pub(in crate::dispatch) most: AtomicUsize,
     pub(in crate::dispatch) takes: Duration,
-    /// The time until there is a connection, for the first sends, in reverse order.
+    pub(in crate::dispatch) connections: Connections,
+    pub(in crate::dispatch) secrets: Secrets,
+    arrivals: watch::Sender<usize>,
+    deliveries: watch::Sender<usize>,
+}
+
+/// The connections of a [`RecordingSink`].
+#[derive(Debug, Default)]
+pub(in crate::dispatch) struct Connections {
+    /// Whether one can be opened.
+    pub(in crate::dispatch) reachable: AtomicBool,
+    /// The time until there is one, for the first sends, in reverse order.
     pub(in crate::dispatch) connects: Mutex<Vec<Duration>>,
-    /// The time that connections take to open which are announced.
+    /// The time that those take to open which are announced.
     pub(in crate::dispatch) opens_in: Mutex<Duration>,
     /// The announcements that jobs will be sent soon.
     pub(in crate::dispatch) warmed: Mutex<Vec<(Instant, usize)>>,
-    arrivals: watch::Sender<usize>,
-    deliveries: watch::Sender<usize>,
-    /// Whether it can be reached.
-    pub(in crate::dispatch) reachable: AtomicBool,
-    /// Whether it accepts the credentials.
-    pub(in crate::dispatch) accepts: AtomicBool,
-    /// Whether better credentials are there once they are read again.
-    pub(in crate::dispatch) new_secrets: AtomicBool,
-    /// The jobs that it refuses whatever the credentials.
-    refused: Mutex<Vec<String>>,
-    /// The number of trial connections.
+    /// The number of trials.
     pub(in crate::dispatch) tried: AtomicUsize,
-    /// The number of jobs that found no connection.
+    /// The number of jobs that found none.
     pub(in crate::dispatch) unreached: AtomicUsize,
-    pub(in crate::dispatch) secrets_read: AtomicUsize,
-    /// Why the secrets cannot be read.
-    pub(in crate::dispatch) secrets_error: Mutex<Option<String>>,
+}
+
+/// The credentials of a [`RecordingSink`].
+#[derive(Debug, Default)]
+pub(in crate::dispatch) struct Secrets {
+    /// Whether they are accepted.
+    pub(in crate::dispatch) accepts: AtomicBool,
+    /// Whether better ones are there once they are read again.
+    pub(in crate::dispatch) renewed: AtomicBool,
+    /// The jobs that are refused whatever the credentials.
+    refused_jobs: Mutex<Vec<String>>,
+    pub(in crate::dispatch) reads: AtomicUsize,
+    /// Why they cannot be read.
+    pub(in crate::dispatch) error: Mutex<Option<String>>,
 }
 
 impl RecordingSink {
@@ -61,25 +73,16 @@ impl RecordingSink {
             flying: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             takes,
-            connects: Mutex::default(),
-            opens_in: Mutex::default(),
-            warmed: Mutex::default(),
+            connections: Connections { reachable: AtomicBool::new(true), ..Connections::default() },
+            secrets: Secrets { accepts: AtomicBool::new(true), ..Secrets::default() },
             arrivals: watch::Sender::new(0),
             deliveries: watch::Sender::new(0),
-            reachable: AtomicBool::new(true),
-            accepts: AtomicBool::new(true),
-            new_secrets: AtomicBool::new(false),
-            refused: Mutex::default(),
-            tried: AtomicUsize::new(0),
-            unreached: AtomicUsize::new(0),
-            secrets_read: AtomicUsize::new(0),
-            secrets_error: Mutex::default(),
         }
     }
 
     /// Answers these jobs with 401, always.
     pub(in crate::dispatch) fn refuse<'a>(&self, ids: impl IntoIterator<Item = &'a str>) {
-        self.refused.lock().unwrap().extend(ids.into_iter().map(str::to_owned));
+        self.secrets.refused_jobs.lock().unwrap().extend(ids.into_iter().map(str::to_owned));
     }
 
     /// Waits until this many jobs were delivered.
@@ -113,12 +116,12 @@ impl RecordingSink {
 impl Sink for RecordingSink {
     fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
-            let connects = self.connects.lock().unwrap().pop();
+            let connects = self.connections.connects.lock().unwrap().pop();
             if let Some(connects) = connects {
                 tokio::time::sleep(connects).await;
             }
-            if !self.reachable.load(Ordering::SeqCst) {
-                self.unreached.fetch_add(1, Ordering::SeqCst);
+            if !self.connections.reachable.load(Ordering::SeqCst) {
+                self.connections.unreached.fetch_add(1, Ordering::SeqCst);
                 return unreachable();
             }
             if !look() {
@@ -131,8 +134,8 @@ impl Sink for RecordingSink {
             tokio::time::sleep(self.takes).await;
             self.flying.fetch_sub(1, Ordering::SeqCst);
             let scripted = self.answers.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);
-            let is_refused = self.refused.lock().unwrap().contains(&job.id);
-            if scripted.is_none() && (is_refused || !self.accepts.load(Ordering::SeqCst)) {
+            let is_refused = self.secrets.refused_jobs.lock().unwrap().contains(&job.id);
+            if scripted.is_none() && (is_refused || !self.secrets.accepts.load(Ordering::SeqCst)) {
                 return dead(401);
             }
             self.deliveries.send_modify(|seen| *seen += 1);
@@ -141,26 +144,26 @@ impl Sink for RecordingSink {
     }
 
     fn try_connection(&self) -> BoxFuture<'_, Result<(), String>> {
-        self.tried.fetch_add(1, Ordering::SeqCst);
-        let reachable = self.reachable.load(Ordering::SeqCst);
+        self.connections.tried.fetch_add(1, Ordering::SeqCst);
+        let reachable = self.connections.reachable.load(Ordering::SeqCst);
         Box::pin(std::future::ready(reachable.then_some(()).ok_or_else(|| "refused".to_owned())))
     }
 
     fn read_secrets(&self) -> BoxFuture<'_, Result<bool, String>> {
-        self.secrets_read.fetch_add(1, Ordering::SeqCst);
-        if let Some(error) = self.secrets_error.lock().unwrap().clone() {
+        self.secrets.reads.fetch_add(1, Ordering::SeqCst);
+        if let Some(error) = self.secrets.error.lock().unwrap().clone() {
             return Box::pin(std::future::ready(Err(error)));
         }
-        let new = self.new_secrets.swap(false, Ordering::SeqCst);
+        let new = self.secrets.renewed.swap(false, Ordering::SeqCst);
         if new {
-            self.accepts.store(true, Ordering::SeqCst);
+            self.secrets.accepts.store(true, Ordering::SeqCst);
         }
         Box::pin(std::future::ready(Ok(new)))
     }
 
     fn warm(&self, soon: Soon) -> Option<BoxFuture<'static, ()>> {
-        self.warmed.lock().unwrap().push((Instant::now(), soon.at_once));
-        let opens_in = *self.opens_in.lock().unwrap();
+        self.connections.warmed.lock().unwrap().push((Instant::now(), soon.at_once));
+        let opens_in = *self.connections.opens_in.lock().unwrap();
         (!opens_in.is_zero()).then(|| Box::pin(tokio::time::sleep(opens_in)) as BoxFuture<'static, ()>)
     }
 }

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket};
 use crate::sink::{Receipt, Response};
-use crate::store::BoxFuture;
 
 /// A `reply_to` that takes no message.
 pub(in crate::dispatch) const NOWHERE: &str = "nowhere";

@@ -20,12 +20,7 @@ pub(in crate::dispatch) struct FlakyStore {
     /// An additional latency of each way, in µs.
     pub(in crate::dispatch) farther: AtomicU64,
     pub(in crate::dispatch) away: AtomicBool,
-    /// Whether the next reserve call fails.
-    pub(in crate::dispatch) fails_next: AtomicBool,
-    /// Whether it answers with a refusal.
-    pub(in crate::dispatch) refuses: AtomicBool,
-    /// Whether notifications of changes are suppressed.
-    pub(in crate::dispatch) deaf: AtomicBool,
+    pub(in crate::dispatch) faults: Faults,
     /// The number of reserve calls.
     pub(in crate::dispatch) calls: AtomicUsize,
     /// The number of calls about records.
@@ -34,18 +29,27 @@ pub(in crate::dispatch) struct FlakyStore {
     pub(in crate::dispatch) tombstone_calls: AtomicUsize,
 }
 
+/// The faults that a test injects while the store is there.
+#[derive(Debug, Default)]
+pub(in crate::dispatch) struct Faults {
+    /// Whether the next reserve call fails.
+    pub(in crate::dispatch) fails_next: AtomicBool,
+    /// Whether it answers with a refusal.
+    pub(in crate::dispatch) refuses: AtomicBool,
+    /// Whether notifications of changes are suppressed.
+    pub(in crate::dispatch) deaf: AtomicBool,
+}
+
 impl FlakyStore {
     pub(in crate::dispatch) fn new(inner: Arc<MemoryStore>, distance: Duration) -> Self {
-        let (away, refuses, deaf) = Default::default();
+        let (away, faults) = Default::default();
         let (calls, record_calls, tombstone_calls) = Default::default();
         Self {
             inner: Mutex::new(inner),
             distance,
             farther: AtomicU64::new(0),
             away,
-            fails_next: AtomicBool::new(false),
-            refuses,
-            deaf,
+            faults,
             calls,
             record_calls,
             tombstone_calls,
@@ -74,11 +78,12 @@ impl FlakyStore {
     /// Counts a call, and fails it while the store is away.
     fn enter(&self, counter: &AtomicUsize) -> Result<(), StoreError> {
         counter.fetch_add(1, Ordering::SeqCst);
-        let fails = std::ptr::eq(counter, &self.calls) && self.fails_next.swap(false, Ordering::SeqCst);
+        let fails =
+            std::ptr::eq(counter, &self.calls) && self.faults.fails_next.swap(false, Ordering::SeqCst);
         if fails || self.away.load(Ordering::SeqCst) {
             return Err(StoreError::Unreachable { address: "test".to_owned(), detail: "away".to_owned() });
         }
-        if self.refuses.load(Ordering::SeqCst) {
+        if self.faults.refuses.load(Ordering::SeqCst) {
             let (address, detail) = ("test".to_owned(), "NOPERM".to_owned());
             return Err(StoreError::Unexpected { address, detail });
         }
@@ -156,7 +161,7 @@ impl Store for FlakyStore {
     }
 
     fn changes(&self, downstream: &str) -> Changes {
-        if self.deaf.load(Ordering::SeqCst) {
+        if self.faults.deaf.load(Ordering::SeqCst) {
             return MemoryStore::new().changes(downstream);
         }
         self.inner().changes(downstream)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Halt, Intake, Step, Steps};
+use super::{Halt, SourceState, Step, Steps};
 use crate::dispatch::entry::Entry;
 use crate::dispatch::health::State;
 use crate::dispatch::preflight::JobAdmission;
@@ -52,8 +52,8 @@ impl Worker {
         if all_suspected && in_hand < usize::from(self.engine.settings().window()) + MAX_EXTRA {
             // All of these jobs may be at fault themselves, and must not stop all others.
             source.resize(u16::try_from(in_hand + 1).unwrap_or(u16::MAX));
-            if self.halt.intake != Intake::One {
-                self.halt.intake = Intake::One;
+            if self.halt.source != SourceState::One {
+                self.halt.source = SourceState::One;
                 source.resume();
             }
         }
@@ -94,7 +94,7 @@ impl Worker {
             if !entry.ticket.is_live() {
                 continue;
             }
-            let (rules, preflight) = (&self.admission, &self.context.preflight);
+            let (rules, preflight) = (&self.intake.rules, &self.context.preflight);
             if (JobAdmission { rules, preflight }).admits(&entry) {
                 return Some(entry);
             }

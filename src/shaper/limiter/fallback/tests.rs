@@ -112,14 +112,14 @@ async fn a_store_that_is_back_decides_again_and_nobody_waits_for_the_trial() {
     bench.fail(Some(away()));
     check(&limiter, 1).await;
     // From now on it answers nothing.
-    bench.mute.store(true, std::sync::atomic::Ordering::SeqCst);
+    bench.faults.mute.store(true, std::sync::atomic::Ordering::SeqCst);
     let start = Instant::now();
     tokio::time::advance(BACKOFF.0).await;
     check(&limiter, 3).await;
     settle().await;
     check(&limiter, 3).await;
     assert_eq!((start.elapsed(), bench.count()), (BACKOFF.0, 1), "nobody waits, and nobody asks");
-    assert_eq!(bench.pings.load(std::sync::atomic::Ordering::SeqCst), 1, "one trial at a time");
+    assert_eq!(bench.counts.pings.load(std::sync::atomic::Ordering::SeqCst), 1, "one trial at a time");
 
     let bench = Bench::new();
     let limiter = self::limiter(&bench, LimiterFallback::Allow);

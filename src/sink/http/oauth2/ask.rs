@@ -21,11 +21,11 @@ use url::{Position, Url};
 use super::token::Token;
 use super::{ClientAuth, OAuth2Options, TokenError};
 use crate::files::FreshSecret;
+use crate::sink::http::AGENT;
 use crate::sink::http::connect::{Connector, Route};
 use crate::sink::http::connection::Outgoing;
 use crate::sink::http::guard::{self, Lookup};
 use crate::sink::http::proxy::Proxy;
-use crate::sink::http::request::AGENT;
 use crate::sink::http::upload::Payload;
 use crate::sink::http::{HttpError, chain, retry_after};
 

@@ -74,7 +74,7 @@ async fn https_goes_through_a_tunnel_that_the_proxy_cannot_look_into() {
     };
     let sink = through(&proxy.url);
     for _ in 0..3 {
-        delivered(sink.send(&Job { path: "a?token=s3cret".to_owned(), ..job() }).await);
+        delivered(sink.send(&to("a?token=s3cret")).await);
     }
     assert_eq!(proxy.opened.load(Ordering::SeqCst), 1, "the tunnel is kept");
     let asked = proxy.asked.lock().expect("no panic").clone();
@@ -107,7 +107,7 @@ async fn a_proxy_gets_requests_to_http_with_the_whole_url() {
         ..options("http://api.example:8080/v1/")
     };
     let sink = HttpSink::new(options).expect("a sink");
-    delivered(sink.send(&Job { path: "things/7?a=b".to_owned(), ..job() }).await);
+    delivered(sink.send(&to("things/7?a=b")).await);
     let seen = proxy.only();
     assert_eq!(seen.target, "http://api.example:8080/v1/things/7?a=b");
     assert_eq!(seen.header("host"), Some("api.example:8080"));

@@ -44,7 +44,7 @@ async fn a_spare_has_done_its_handshake_and_is_used() {
         let sink = sink_with(&base, &tls);
         sink.warm(soon(1));
         until(|| sink.target.current().pool.counts() == (1, 0)).await;
-        let job = Job { body: Bytes::from(vec![b'x'; 200_000]), ..job() };
+        let job = Job { content: Bytes::from(vec![b'x'; 200_000]).into(), ..job() };
         for _ in 0..3 {
             delivered(sink.send(&job).await);
         }

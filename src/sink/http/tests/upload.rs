@@ -21,7 +21,7 @@ where
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let base = format!("http://{}/", listener.local_addr().expect("an address"));
     let sink = HttpSink::new(HttpOptions { timeout, ..options(&base) }).expect("a sink");
-    let job = Job { body: Bytes::from(vec![b'x'; LONG]), ..job() };
+    let job = Job { content: Bytes::from(vec![b'x'; LONG]).into(), ..job() };
     let server = async {
         let (stream, _) = listener.accept().await.expect("a connection");
         tokio::spawn(serve(stream)).await.expect("no panic")

@@ -131,7 +131,7 @@ async fn a_connection_that_the_server_closed_between_two_sends() {
     let server = Server::always(200).await;
     let sink = sink(&server.base);
     for connections in 1..=3 {
-        delivered(sink.send(&Job { body: Bytes::from_static(b"once"), ..job() }).await);
+        delivered(sink.send(&Job { content: Bytes::from_static(b"once").into(), ..job() }).await);
         assert_eq!((server.seen().len(), server.connections()), (connections, connections));
         server.hang_up().await;
     }

@@ -9,7 +9,7 @@ use futures_util::future::try_join_all;
 use paced::limit::{Algorithm, Combine, Costs, Decision, Edges, Limit, LimitSet};
 use paced::store::{
     Asker, Cancel, Change, Check, Checked, Granted, Lane, Lanes, Lease, MemoryStore, NextTurn, RecordState,
-    RedisStore, Reserve, Reserved, Scope, SharedHorizon, Store, Turn,
+    RedisStore, Reserve, Reserved, Scope, SharedHorizon, Sharing, Stamp, Store, Turn,
 };
 use paced::time::{ManualClock, Micros};
 use tokio::sync::RwLock;
@@ -173,15 +173,18 @@ impl<'a> Pair<'a> {
                 Call::Reserve(Box::new(Reserve {
                     generation: *generation,
                     asker: asker.map(|asks| asker_of(asks, limits, turn.filter(|_| asks.at_turn))),
-                    lease: lease.map(|(replica, ttl)| Lease {
-                        replica: REPLICAS[replica],
-                        ttl: Duration::from_millis(ttl),
-                    }),
-                    shared: shared.map(|(replica, horizon, waits_here)| SharedHorizon {
-                        replica: REPLICAS[replica],
-                        horizon: Duration::from_millis(horizon),
-                        waits_here,
-                    }),
+                    sharing: match (*lease, shared) {
+                        (Some((replica, ttl)), _) => Sharing::Lease(Lease {
+                            replica: REPLICAS[replica],
+                            ttl: Duration::from_millis(ttl),
+                        }),
+                        (None, Some((replica, horizon, waits_here))) => Sharing::Horizon(SharedHorizon {
+                            replica: REPLICAS[replica],
+                            horizon: Duration::from_millis(horizon),
+                            waits_here,
+                        }),
+                        (None, None) => Sharing::None,
+                    },
                     lanes: is_in_lanes.then_some(Lanes { all: &lanes, of: &of, lead }),
                     ..Reserve::new(
                         Scope { key: if is_in_lanes { "" } else { scope.key }, ..scope },
@@ -232,7 +235,7 @@ impl<'a> Pair<'a> {
             }
             let is_over = held.is_some() && next == Some(NextTurn::None);
             self.tally.count("turns over or given back", usize::from(is_over));
-            self.tally.count("yields", usize::from(call.shared.is_some() && next.is_some()));
+            self.tally.count("yields", usize::from(call.sharing.horizon().is_some() && next.is_some()));
             let key = KEYS[usize::from(!call.scope.key.is_empty())];
             let lanes = reserved.jobs().map(|job| of.get(job).copied().flatten());
             let held = |(lane, grant)| Held { key, limits: limits.clone(), lane, grant };
@@ -243,7 +246,14 @@ impl<'a> Pair<'a> {
 
     fn tell(&self, answer: &Answer) {
         match answer {
-            Answer::Reserved(Reserved { slots, refused, now, status, outdated, booking, .. }) => {
+            Answer::Reserved(Reserved {
+                slots,
+                refused,
+                stamp: Stamp { now, status, .. },
+                outdated,
+                booking,
+                ..
+            }) => {
                 let is_booked = booking.is_some_and(|booking| matches!(booking.next, NextTurn::At(_)));
                 self.tally.count("booked", usize::from(is_booked));
                 self.tally.count("outdated", usize::from(*outdated));
@@ -279,7 +289,7 @@ async fn answer(
         Call::Check { costs } => {
             let checked = store.check(Check { scope, limits, costs: *costs, generation }).await;
             checked.map(|checked| {
-                let decide = |verdict| limits.decision(checked.now, verdict);
+                let decide = |verdict| limits.decision(checked.stamp.now, verdict);
                 let decisions = checked.verdicts.iter().cloned().map(decide).collect();
                 Answer::Checked(checked, decisions)
             })

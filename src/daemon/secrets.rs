@@ -2,21 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use paced::config::{Downstream, Http, OAuth2, Secret};
-use paced::failpoint;
 use paced::sink::http::{
     ClientAuth, HttpError, OAuth2Client, OAuth2Options, ReadTarget, Target, TargetFiles, TargetTexts,
 };
 use paced::tls::Tls;
-use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
 
 use super::certificates::Handles;
-
-/// How often the files are looked at.
-const INTERVAL: Duration = Duration::from_secs(1);
+use super::watches::Refresh;
 
 /// The targets of all downstreams, by name.
 #[derive(Clone)]
@@ -35,33 +30,15 @@ impl Secrets {
         }
     }
 
-    /// Looks at all files, and reads again what has changed; what comes of it is logged.
-    pub(super) async fn refresh(&self) {
-        let mut looks = JoinSet::new();
-        for target in self.0.values() {
-            let target = target.clone();
-            looks.spawn(async move { target.refresh().await });
-        }
-        while looks.join_next().await.is_some() {}
+    /// The files of each downstream.
+    pub(super) fn watched(&self) -> impl Iterator<Item = Arc<dyn Refresh>> {
+        self.0.values().map(|target| Arc::new(target.clone()) as Arc<dyn Refresh>)
     }
+}
 
-    /// Looks at all files each second, and never returns. Each downstream has a task of its own, so that a file system
-    /// that does not answer keeps up no other.
-    pub(super) async fn watch(self) {
-        let mut watches = JoinSet::new();
-        for target in self.0.values() {
-            let target = target.clone();
-            watches.spawn(async move {
-                let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
-                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                loop {
-                    ticks.tick().await;
-                    target.refresh().await;
-                }
-            });
-        }
-        while watches.join_next().await.is_some() {}
-        std::future::pending().await
+impl Refresh for Target {
+    fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move { Self::refresh(&self).await })
     }
 }
 
@@ -102,7 +79,7 @@ fn read(http: Http) -> ReadTarget {
 
 /// The clients of OAuth2 in this process: downstreams that name the same client share its token.
 #[derive(Default)]
-pub(super) struct Clients {
+pub(crate) struct Clients {
     known: Vec<Known>,
 }
 
@@ -114,7 +91,7 @@ struct Known {
 
 impl Clients {
     /// The client of a downstream, if it has one. Its TLS is added to `handles` if there are files for it.
-    pub(super) fn of(
+    pub(crate) fn of(
         &mut self,
         downstream: &str,
         http: &Http,
@@ -134,7 +111,7 @@ impl Clients {
     }
 
     /// The clients, each with its settings.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&OAuth2, &OAuth2Client)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&OAuth2, &OAuth2Client)> {
         self.known.iter().map(|known| (&known.settings, &known.client))
     }
 }
@@ -162,10 +139,14 @@ fn options(settings: &OAuth2, proxy: Option<&Secret>, tls: Option<Tls>) -> OAuth
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use paced::sink::http::{HttpOptions, HttpSink};
 
     use super::*;
+    use crate::daemon::watches::Watches;
+
+    const SECOND: Duration = Duration::from_secs(1);
 
     /// Time stands still while files are read, which threads do.
     #[tokio::test(start_paused = true)]
@@ -183,12 +164,13 @@ mod tests {
         let files = TargetFiles { name: "billing".to_owned(), files: vec![file.clone()], read };
         let sink = HttpSink::new(HttpOptions::new(base_url)).unwrap().reading_again(files);
         let secrets = Secrets::new([("billing".to_owned(), sink.target())]);
-        let _watch = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(secrets.watch()));
-        tokio::time::sleep(INTERVAL / 2).await;
+        let watches: Watches = secrets.watched().collect();
+        let _watch = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(watches.watch()));
+        tokio::time::sleep(SECOND / 2).await;
         for n in 1..=3 {
             std::fs::write(&file, "0".repeat(n + 1)).unwrap();
             let before = reads.load(Ordering::SeqCst);
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(SECOND).await;
             assert_eq!(reads.load(Ordering::SeqCst), before + 1, "the {n}th second");
         }
     }

@@ -1,18 +1,21 @@
 //! The certificates of the daemon's connections, which may be replaced while it runs, and when they end.
 
 use std::collections::HashMap;
+use std::mem::{self, Discriminant};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use metrics::{Gauge, gauge};
+use paced::episode::Episode;
+use paced::metric;
 use paced::time::{Micros, wall_now};
 use paced::tls::{Concern, ServerTls, Tls, TlsError, TlsOptions, Validity};
-use paced::{failpoint, metric};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 
-/// How often the files are looked at.
-const INTERVAL: Duration = Duration::from_secs(1);
+use super::watches::Refresh;
 
 /// How often the same is logged of the same certificate.
 const REPEAT: Duration = Duration::from_secs(86_400);
@@ -48,15 +51,11 @@ impl Files for ServerTls {
 
 /// Collects the files of all settings before the daemon begins to watch them.
 #[derive(Default)]
-pub(super) struct Handles {
+pub(crate) struct Handles {
     all: Vec<(Vec<String>, Box<dyn Files>)>,
     /// The handles for HTTP, each with its place in `all`.
     http: HashMap<TlsOptions, (Tls, usize)>,
 }
-
-/// The files of all settings.
-#[derive(Clone)]
-pub(super) struct Certificates(Arc<Vec<Arc<Watched>>>);
 
 /// The files that one or more settings name.
 struct Watched {
@@ -66,17 +65,13 @@ struct Watched {
 }
 
 /// What the metrics and the log say of a certificate.
-#[derive(Default)]
 struct Shown {
     validity: Option<Validity>,
     /// Whether it has been replaced since the start.
     is_renewed: bool,
-    /// The concern that is known, and when it was logged.
-    told: Option<(Told, Instant)>,
+    /// A kind of concern about one certificate, however much time is left.
+    concern: Episode<(Validity, Discriminant<Concern>)>,
 }
-
-/// A kind of concern about one certificate, however much time is left.
-type Told = (Validity, std::mem::Discriminant<Concern>);
 
 impl Handles {
     /// Adds the files of a setting, such as `amqp.tls`, if it has any.
@@ -98,53 +93,23 @@ impl Handles {
         self.all.push((vec![setting], Box::new(tls.clone())));
         Ok(tls)
     }
-}
 
-impl Certificates {
-    /// Exports when the certificates are valid. What is to be told of them at the start is a warning of the configuration.
-    pub(super) fn new(handles: Handles) -> Self {
-        let watched = handles.all.into_iter().map(|(settings, files)| {
-            let watched = Watched { files, settings, shown: Mutex::default() };
-            let _ = watched.show();
-            Arc::new(watched)
-        });
-        Self(Arc::new(watched.collect()))
-    }
-
-    /// Looks at all files, and reads again what has changed; what comes of it is logged.
-    pub(super) async fn refresh(&self) {
-        let mut looks = JoinSet::new();
-        for watched in self.0.iter() {
-            looks.spawn(Arc::clone(watched).refresh());
-        }
-        while looks.join_next().await.is_some() {}
-    }
-
-    /// Looks at all files each second, and never returns. Connections look themselves when they are opened; this tells
-    /// of a file that cannot be used when it is put there, and not when a connection is lost weeks later, and of a
-    /// certificate that ends. The admin server depends on it alone.
+    /// The files of each setting, which are watched from now on: connections check their files themselves when they are
+    /// opened, but a file that cannot be used is to be logged when it is put there, and not when a connection is lost
+    /// weeks later, and so is a certificate that ends. The admin server depends on it alone.
     ///
-    /// The files of each setting have a task of their own, so that a file system that does not answer keeps up no other.
-    pub(super) async fn watch(self) {
-        let mut watches = JoinSet::new();
-        for watched in self.0.iter() {
-            let watched = Arc::clone(watched);
-            watches.spawn(async move {
-                let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
-                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                loop {
-                    ticks.tick().await;
-                    Arc::clone(&watched).refresh().await;
-                }
-            });
-        }
-        while watches.join_next().await.is_some() {}
-        std::future::pending().await
+    /// Exports when the certificates are valid. What is wrong with them at the start is a warning of the configuration.
+    pub(super) fn watched(self) -> impl Iterator<Item = Arc<dyn Refresh>> {
+        self.all.into_iter().map(|(settings, files)| {
+            let watched = Watched { files, settings, shown: Mutex::new(Shown::new()) };
+            let _ = watched.show();
+            Arc::new(watched) as Arc<dyn Refresh>
+        })
     }
 }
 
-impl Watched {
-    async fn refresh(self: Arc<Self>) {
+impl Refresh for Watched {
+    fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
         let look = move || {
             self.files.refresh();
             if let Some(concern) = self.show() {
@@ -152,9 +117,11 @@ impl Watched {
             }
         };
         // Only a runtime that shuts down does not run it.
-        let _ = tokio::task::spawn_blocking(look).await;
+        Box::pin(spawn_blocking(look).map(drop))
     }
+}
 
+impl Watched {
     /// Exports when the certificate is valid, and returns what is to be logged of it now.
     fn show(&self) -> Option<Concern> {
         let validity = self.files.validity()?;
@@ -181,6 +148,10 @@ impl Watched {
 }
 
 impl Shown {
+    fn new() -> Self {
+        Self { validity: None, is_renewed: false, concern: Episode::at_interval(REPEAT) }
+    }
+
     /// What is to be logged of the certificate that is in use now: what is new, and once a day what is not. Nothing is at
     /// the first call, since the configuration has told it then.
     ///
@@ -195,18 +166,11 @@ impl Shown {
             ends && self.is_renewed && !validity.is_overdue(wall)
         };
         let Some(concern) = validity.concern(wall).filter(|concern| !is_in_time(concern)) else {
-            self.told = None;
+            self.concern.end();
             return None;
         };
-        let kind = (validity, std::mem::discriminant(&concern));
-        if let Some((told, at)) = self.told
-            && told == kind
-            && now.saturating_duration_since(at) < REPEAT
-        {
-            return None;
-        }
-        self.told = Some((kind, now));
-        (!is_first).then_some(concern)
+        let is_due = self.concern.note_at((validity, mem::discriminant(&concern)), now);
+        (is_due && !is_first).then_some(concern)
     }
 }
 
@@ -235,7 +199,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            Self { shown: Shown::default(), start: Instant::now() }
+            Self { shown: Shown::new(), start: Instant::now() }
         }
 
         /// What is logged this long after the start, in seconds, of a certificate that is valid in this time.

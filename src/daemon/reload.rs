@@ -1,6 +1,7 @@
 //! SIGHUP: the daemon reads its configuration again while it runs.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,29 +10,30 @@ use paced::dispatch::{Control, Dispatcher};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::certificates::Certificates;
+use super::certificates::Handles;
 use super::manager::Manager;
 use super::parts;
 use super::secrets::Secrets;
 use super::signals::Hangups;
 use super::tokens::TokenFiles;
+use super::watches::{Refresh, Watches};
 use crate::status::OwnTerms;
 
 /// How long a reload waits for file systems that do not answer.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// What follows files of its own, beside the configuration.
+/// The files of certificates and secrets, which are followed beside the configuration.
 #[derive(Clone)]
 pub(super) struct Followed {
-    pub(super) certificates: Certificates,
-    pub(super) secrets: Secrets,
-    pub(super) tokens: TokenFiles,
+    pub(super) watches: Watches,
+    secrets: Secrets,
+    tokens: Arc<TokenFiles>,
 }
 
 impl Followed {
-    /// Looks at all files each second, and never returns.
-    pub(super) async fn watch(self) {
-        tokio::join!(self.certificates.watch(), self.secrets.watch(), self.tokens.watch());
+    pub(super) fn new(certificates: Handles, secrets: Secrets, tokens: Arc<TokenFiles>) -> Self {
+        let others = secrets.watched().chain([Arc::clone(&tokens) as Arc<dyn Refresh>]);
+        Self { watches: certificates.watched().chain(others).collect(), secrets, tokens }
     }
 }
 
@@ -40,8 +42,13 @@ impl Followed {
 ///
 /// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a
 /// read for as long as it likes. Cancel safe, as [`Live::reload`] is.
-pub(super) async fn on_hangup(mut hangups: Hangups, mut live: Live, followed: Followed, manager: Manager) {
-    let Followed { certificates, secrets, tokens } = followed;
+pub(super) async fn on_hangup(
+    mut hangups: Hangups,
+    mut live: Live,
+    followed: Followed,
+    manager: Manager,
+) -> Infallible {
+    let Followed { watches, secrets, tokens } = followed;
     loop {
         hangups.next().await;
         manager.reloading();
@@ -50,9 +57,8 @@ pub(super) async fn on_hangup(mut hangups: Hangups, mut live: Live, followed: Fo
                 secrets.replace(name, downstream);
             }
         }
-        let all =
-            async { tokio::join!(tokens.reload(live.admin()), certificates.refresh(), secrets.refresh()) };
-        if timeout(LONGEST, all).await.is_err() {
+        tokens.reload(live.admin());
+        if timeout(LONGEST, watches.refresh()).await.is_err() {
             tracing::warn!(
                 "a file system with certificates or secrets does not answer; those read before stay in use"
             );
@@ -80,6 +86,11 @@ impl Live {
     /// The terms of the configuration in effect.
     pub(super) fn terms(&self) -> watch::Receiver<OwnTerms> {
         self.terms.subscribe()
+    }
+
+    /// How long sends may take to end after a signal to stop.
+    pub(super) const fn drain_timeout(&self) -> Duration {
+        self.loaded.settings.shutdown.drain_timeout
     }
 
     /// `[admin]` as it is in effect.

@@ -1,30 +1,26 @@
 //! The signals that stop a command, and the one that makes the daemon read its configuration again.
 
-use std::future::Future;
-
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
-use super::exit::Exit;
-use super::out;
+use super::error::Error;
 
-pub(super) struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
 }
 
 /// SIGHUP.
-pub(super) struct Hangups(Signal);
+pub(crate) struct Hangups(Signal);
 
 impl Hangups {
     /// Installs the handler: from now on the signal does not end the process by itself.
-    pub(super) fn new() -> Result<Self, Exit> {
-        signal(SignalKind::hangup()).map(Self).map_err(|error| deaf(&error))
+    pub(crate) fn new() -> Result<Self, Error> {
+        signal(SignalKind::hangup()).map(Self).map_err(deaf)
     }
 
     /// Waits for the next signal; several that arrive before count once. Cancel safe.
-    pub(super) async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         // The stream ends with the runtime.
         if self.0.recv().await.is_none() {
             std::future::pending().await
@@ -32,50 +28,28 @@ impl Hangups {
     }
 }
 
-/// Waits for `work`. The first signal cancels `stop`, so that it ends in order; the second one ends it at once.
-pub(super) async fn interruptible<T>(
-    stop: &CancellationToken,
-    work: impl Future<Output = T>,
-) -> Result<T, Exit> {
-    let mut signals = Signals::new()?;
-    let mut work = std::pin::pin!(work);
-    loop {
-        tokio::select! {
-            done = &mut work => return Ok(done),
-            _ = signals.next() => {
-                if stop.is_cancelled() {
-                    return Err(Exit::Undrained);
-                }
-                out::say("paced: stopping; once more stops at once");
-                stop.cancel();
-            }
-        }
-    }
-}
-
-fn deaf(error: &std::io::Error) -> Exit {
-    tracing::error!(%error, "cannot listen for signals");
-    Exit::Failed
+fn deaf(error: std::io::Error) -> Error {
+    Error::failed("cannot listen for signals", error)
 }
 
 impl Signals {
     /// Installs the handlers: from now on the signals do not end the process by themselves.
-    pub(super) fn new() -> Result<Self, Exit> {
+    pub(crate) fn new() -> Result<Self, Error> {
         let listen = || -> std::io::Result<Self> {
             let terminate = signal(SignalKind::terminate())?;
             Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, hangup: None })
         };
-        listen().map_err(|error| deaf(&error))
+        listen().map_err(deaf)
     }
 
     /// As [`Signals::new`], and with SIGHUP, which comes when the terminal is closed; unless it is ignored, as by `nohup`.
-    pub(super) fn with_hangup() -> Result<Self, Exit> {
+    pub(crate) fn with_hangup() -> Result<Self, Error> {
         let hangup = if ignores_hangup() { None } else { Some(Hangups::new()?.0) };
         Ok(Self { hangup, ..Self::new()? })
     }
 
     /// Waits for the next signal, and returns its name. Cancel safe.
-    pub(super) async fn next(&mut self) -> &'static str {
+    pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",

@@ -1,0 +1,253 @@
+//! Builds a daemon, and starts it.
+
+use std::sync::Arc;
+
+use paced::amqp::{self, Amqp};
+use paced::config::{Downstream, Loaded, Settings, Sources};
+use paced::dispatch::Dispatcher;
+use paced::limit::{Limit, rate_text};
+use paced::sink::http::HttpError;
+use paced::store::Store;
+use paced::terms::Replica;
+use paced::time::wall_now;
+use paced::tls::ServerTls;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::certificates::Handles;
+use super::error::Error;
+use super::manager::Manager;
+use super::parts;
+use super::reload::{Followed, Live};
+use super::running::Running;
+use super::secrets::{Clients, Secrets};
+use super::tokens::TokenFiles;
+use crate::admin::{self, Access, Api, Letters, Operations, Readiness, StoreProbe};
+use crate::status::{self, Identity, Observer};
+use crate::telemetry::Exporter;
+
+/// A daemon that is built: its address for probes is bound, nothing is connected, and none of its tasks runs.
+pub(crate) struct Daemon {
+    settings: Settings,
+    store: Arc<dyn Store>,
+    dispatchers: Dispatchers,
+    broker: amqp::Options,
+    /// Who may do what with the admin server, and the server, if there is an address for it.
+    access: Arc<Access>,
+    server: Option<BoundServer>,
+    live: Live,
+    followed: Followed,
+}
+
+/// An admin server that listens, and serves nothing yet.
+struct BoundServer {
+    listener: TcpListener,
+    exporter: Exporter,
+    tls: Option<ServerTls>,
+}
+
+/// The dispatchers, each with the name of its downstream.
+type Dispatchers = Vec<(String, Dispatcher)>;
+
+impl Daemon {
+    /// Builds all parts. `loaded` was read from `sources`, which are read again at SIGHUP.
+    ///
+    /// # Errors
+    /// A part cannot be made of its settings, or the address for probes cannot be bound.
+    pub(crate) async fn build(sources: Sources, loaded: Loaded) -> Result<Self, Error> {
+        let settings = loaded.settings.clone();
+        // The exporter comes first: metrics that are recorded before it exists are lost.
+        let server = bind(&settings).await?;
+        let (store, store_tls) = parts::store(&settings).map_err(|error| Error::setting("store", error))?;
+        log_start(&loaded);
+        let mut handles = Handles::default();
+        let (dispatchers, secrets) = dispatchers(&settings, &store, &mut handles)?;
+        let live = Live::new(sources, loaded, &dispatchers);
+        let broker = parts::amqp(&settings)?;
+        handles.add("amqp.tls", broker.address.tls().cloned());
+        handles.add("store.tls", store_tls);
+        handles.add("admin.tls", server.as_ref().and_then(|server| server.tls.clone()));
+        let access = Arc::new(Access::new(&settings.admin));
+        let tokens = TokenFiles::new(Arc::clone(&access), &settings.admin);
+        let followed = Followed::new(handles, secrets, tokens);
+        Ok(Self { settings, store, dispatchers, broker, access, server, live, followed })
+    }
+
+    /// Starts all parts on the runtime of the caller. To end them in order, [`Running::run`] has to be awaited.
+    ///
+    /// # Errors
+    /// A part could not be started; those that were end with the process.
+    pub(crate) fn spawn(self) -> Result<Running, Error> {
+        let Self { settings, store, dispatchers, broker, access, server, live, followed } = self;
+        let manager = Manager::from_env();
+        let (amqp, stop) = (Amqp::start(broker.clone()), CancellationToken::new());
+        let by_name = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.view());
+        let observer = Observer::start(status::Parts {
+            identity: identity(),
+            views: dispatchers.iter().map(by_name).collect(),
+            peers: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.peers())).collect(),
+            amqp: amqp.status(),
+            depths: amqp.depths(),
+            store: Arc::clone(&store),
+            store_kind: store_kind(&settings),
+            terms: live.terms(),
+            can_change: access.can_change(),
+        });
+        let operations = Operations::new(Arc::clone(&store), live.terms());
+        let api = Api::new(operations, observer.watch(), Letters::new(broker));
+        let probe = Arc::new(StoreProbe::new(store, settings.downstreams.into_keys().collect()));
+        let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
+        let server = server.map(|server| server.serve(readiness, api, &access)).transpose()?;
+        let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
+        let controls = dispatchers.iter().map(control).collect();
+        let mut running = JoinSet::new();
+        for (name, dispatcher) in dispatchers {
+            let source = amqp.source(&name).map_err(|error| Error::failed("no source of jobs", error))?;
+            running.spawn(dispatcher.run(source, stop.clone()));
+        }
+        manager.watch(amqp.status(), controls, stop.clone());
+        Ok(Running { dispatchers: running, amqp, observer, server, probe, stop, live, followed, manager })
+    }
+}
+
+/// Binds the address for probes and scrapers, if there is one, and installs the exporter; without an address nothing is
+/// recorded.
+async fn bind(settings: &Settings) -> Result<Option<BoundServer>, Error> {
+    let tls = parts::admin_tls(settings)?;
+    let Some(listen) = &settings.admin.listen else { return Ok(None) };
+    let listener = admin::bind(listen).await.map_err(|error| match error.is_permanent() {
+        true => Error::setting("admin.listen", error),
+        false => Error::failed("admin.listen", error),
+    })?;
+    let exporter = Exporter::install().map_err(|error| Error::failed("no metrics", error))?;
+    Ok(Some(BoundServer { listener, exporter, tls }))
+}
+
+impl BoundServer {
+    fn serve(self, readiness: Readiness, api: Api, access: &Arc<Access>) -> Result<admin::Server, Error> {
+        let Self { listener, exporter, tls } = self;
+        let pages = admin::router(readiness, move || exporter.render(), api, access);
+        let server = admin::Server::start(listener, pages, tls);
+        let server = server.map_err(|error| Error::failed("no admin server", error))?;
+        let address = server.address();
+        tracing::info!(%address, "probes and metrics are served");
+        if !address.ip().is_loopback() {
+            tracing::warn!(%address, "whoever reaches this address may read the metrics and how the downstreams stand; admin.listen = \"127.0.0.1:{}\" keeps them on this machine", address.port());
+        }
+        Ok(server)
+    }
+}
+
+/// The kind of store, in a word.
+fn store_kind(settings: &Settings) -> &'static str {
+    if settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" }
+}
+
+/// Logs what runs, by which files, and the limits of each downstream.
+fn log_start(loaded: &Loaded) {
+    let files: Vec<String> = loaded.files.iter().map(|file| file.display().to_string()).collect();
+    let store = store_kind(&loaded.settings);
+    if store == "memory" {
+        tracing::warn!(
+            "store.url is memory: so the pace is not shared; run one replica, or set redis://HOST"
+        );
+    }
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), files = files.join(", "), store, "starting");
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    for (name, downstream) in &loaded.settings.downstreams {
+        let limit = |limit: &Limit| format!("{} {}", limit.name(), rate_text(limit));
+        let limits: Vec<String> = downstream.limits.iter().map(limit).collect();
+        let plans: Vec<&str> = downstream.plans.iter().map(|plan| plan.name.as_str()).collect();
+        tracing::info!(downstream = name, limits = limits.join(", "), plans = plans.join(", "), "configured");
+    }
+}
+
+/// The name and origin of this replica.
+fn identity() -> Identity {
+    let Replica { id, host } = Replica::of_this_process().clone();
+    Identity {
+        id,
+        host,
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: wall_now().0 / 1000,
+    }
+}
+
+/// The dispatcher of each downstream, and the secrets of its requests. The TLS of those that have files for it is added
+/// to `handles`.
+fn dispatchers(
+    settings: &Settings,
+    store: &Arc<dyn Store>,
+    handles: &mut Handles,
+) -> Result<(Dispatchers, Secrets), Error> {
+    let (mut targets, mut clients) = (Vec::new(), Clients::default());
+    let clock = parts::clock(settings.precision);
+    let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
+    for (name, downstream) in &settings.downstreams {
+        let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
+        let built = shared(name, downstream, &mut clients, handles)
+            .and_then(|shared| parts::dispatcher(settings, (name, downstream), shared, store, clock));
+        let (dispatcher, target) =
+            built.map_err(|error| Error::setting(format!("downstreams.{name}"), error))?;
+        targets.push((name.clone(), target));
+        dispatchers.push((name.clone(), dispatcher));
+    }
+    Ok((dispatchers, Secrets::new(targets)))
+}
+
+/// The TLS of a downstream and its client of OAuth2, which others may have too.
+fn shared(
+    name: &str,
+    downstream: &Downstream,
+    clients: &mut Clients,
+    handles: &mut Handles,
+) -> Result<parts::Shared, HttpError> {
+    let setting = format!("downstreams.{name}.tls");
+    let tls = downstream.tls.as_ref().map(|options| handles.http(setting, options)).transpose()?;
+    Ok(parts::Shared { tls, client: clients.of(name, &downstream.http, handles)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use paced::config;
+
+    use super::*;
+
+    /// Builds the daemon of these settings.
+    async fn build(settings: &[String]) -> Result<Daemon, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("paced.toml");
+        std::fs::write(&file, "[downstreams.a]\nrate = '1/s'\nhttp.base_url = 'http://127.0.0.1:1/'\n")
+            .unwrap();
+        let sources = Sources { files: vec![file], set: settings.to_vec(), ..Sources::default() };
+        Daemon::build(sources.clone(), config::load(sources).unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn nothing_is_connected_before_it_is_spawned() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let daemon = build(&[format!("amqp.url=amqp://{address}/"), format!("store.url=redis://{address}")])
+            .await
+            .unwrap();
+        tokio::task::yield_now().await;
+        server.set_nonblocking(true).unwrap();
+        assert_eq!(server.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        drop(daemon);
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_taken_may_be_free_at_the_next_start() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = build(&[format!("admin.listen={}", taken.local_addr().unwrap())]).await.err().unwrap();
+        assert!(matches!(error, Error::Failed { .. }), "{error}");
+        let error = build(&["admin.listen=192.0.2.1:80".to_owned()]).await.err().unwrap();
+        assert!(matches!(error, Error::Setting { .. }), "{error}");
+    }
+}

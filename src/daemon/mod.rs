@@ -1,0 +1,22 @@
+//! The daemon: [`Daemon::build`] makes all parts and binds its address, [`Daemon::spawn`] starts them, and
+//! [`Running::run`](running::Running::run) ends with them.
+
+mod build;
+mod certificates;
+mod error;
+mod manager;
+mod parts;
+mod reload;
+mod running;
+mod secrets;
+mod signals;
+mod tokens;
+mod watches;
+
+pub(crate) use build::Daemon;
+pub(crate) use certificates::Handles;
+pub(crate) use error::Error;
+pub(crate) use parts::{MEMORY, amqp as amqp_options, clock, rules};
+pub(crate) use running::End;
+pub(crate) use secrets::Clients;
+pub(crate) use signals::{Hangups, Signals};

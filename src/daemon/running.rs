@@ -1,0 +1,135 @@
+//! A daemon that runs, until it has ended in order.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use paced::amqp::Amqp;
+use paced::dispatch::Drained;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::manager::Manager;
+use super::reload::{self, Followed, Live};
+use super::signals::{Hangups, Signals};
+use crate::admin::{self, StoreProbe};
+use crate::status::Observer;
+
+/// The time that the connections may take beyond the drain to write the last acks and to close.
+const CLOSING: Duration = Duration::from_secs(4);
+
+/// The time in which the other replicas are told that this one has ended.
+const OBSERVER_STOP: Duration = Duration::from_secs(2);
+
+/// The parts of a daemon that runs.
+pub(crate) struct Running {
+    /// The dispatchers, which end after `stop`.
+    pub(super) dispatchers: JoinSet<Drained>,
+    pub(super) amqp: Amqp,
+    pub(super) observer: Observer,
+    pub(super) server: Option<admin::Server>,
+    pub(super) probe: Arc<StoreProbe>,
+    pub(super) stop: CancellationToken,
+    pub(super) live: Live,
+    pub(super) followed: Followed,
+    pub(super) manager: Manager,
+}
+
+/// How a daemon has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Everything that was being sent has ended, and the broker has every ack.
+    Drained,
+    /// Something that was being sent may be sent again.
+    Undrained,
+    /// A dispatcher ended by itself.
+    Failed,
+}
+
+impl Running {
+    /// Runs until a signal comes or a dispatcher ends by itself, and then drains: no job is sent any more, and what is
+    /// being sent may end. A second signal ends that at once. Each of `hangups` has the configuration read again.
+    pub(crate) async fn run(self, mut signals: Signals, hangups: Hangups) -> End {
+        let Self { mut dispatchers, amqp, observer, server, probe, stop, live, followed, manager } = self;
+        let drain_timeout = live.drain_timeout();
+        // It outlives the loop, since the admin API looks at the terms that it keeps until the end.
+        let mut reloading =
+            std::pin::pin!(reload::on_hangup(hangups, live, followed.clone(), manager.clone()));
+        let failed = tokio::select! {
+            signal = signals.next() => {
+                tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
+                false
+            }
+            ended = dispatchers.join_next() => {
+                tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
+                true
+            }
+            never = announce(&amqp, probe, &manager) => match never {},
+            never = followed.watches.watch() => match never {},
+            never = reloading.as_mut() => match never {},
+        };
+        manager.stopping(drain_timeout + CLOSING + OBSERVER_STOP);
+        stop.cancel();
+        let within = drain_timeout + CLOSING;
+        let end = tokio::select! {
+            end = drain(dispatchers, amqp, within) => end,
+            signal = signals.next() => {
+                tracing::warn!(signal, "stopped at once; what was being sent will be sent again");
+                return End::Undrained;
+            }
+        };
+        if let Some(server) = server {
+            // Until the end the server reports that the daemon lives and is not ready.
+            server.stop().await;
+        }
+        // A store that does not answer must not keep the process from its end.
+        let _ = tokio::time::timeout(OBSERVER_STOP, observer.stop()).await;
+        if failed { End::Failed } else { end }
+    }
+}
+
+/// Waits for the dispatchers, and then for the connections until the time is over.
+async fn drain(mut dispatchers: JoinSet<Drained>, amqp: Amqp, within: Duration) -> End {
+    let end = Instant::now() + within;
+    let (mut unfinished, mut failed) = (0, false);
+    while let Some(ended) = dispatchers.join_next().await {
+        match ended {
+            Ok(drained) => unfinished += drained.unfinished,
+            Err(error) => {
+                tracing::error!(%error, "a dispatcher ended badly");
+                failed = true;
+            }
+        }
+    }
+    let flushed = amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
+    if failed {
+        return End::Failed;
+    }
+    if unfinished > 0 {
+        tracing::warn!(unfinished, "the drain timed out; these jobs will be sent again");
+        return End::Undrained;
+    }
+    if !flushed {
+        tracing::warn!(
+            "the connections to RabbitMQ did not close in time; what was just sent may be sent again"
+        );
+        return End::Undrained;
+    }
+    tracing::info!("stopped");
+    End::Drained
+}
+
+/// Logs when the store answers and every consumer is attached, and informs the service manager.
+async fn announce(amqp: &Amqp, store: Arc<StoreProbe>, manager: &Manager) -> Infallible {
+    tokio::spawn(async move {
+        if let Err(error) = store.check().await {
+            tracing::warn!(error, "jobs are held until there is a store");
+        }
+    });
+    amqp.ready().await;
+    // Tests and operators wait for this log line.
+    tracing::info!("ready");
+    manager.ready();
+    std::future::pending().await
+}

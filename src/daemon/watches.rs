@@ -1,0 +1,107 @@
+//! Files that may be replaced while the daemon runs, and are read again then.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use paced::failpoint;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+/// The interval at which the files are checked for changes.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Files that belong together, such as those of one setting.
+pub(super) trait Refresh: Send + Sync {
+    /// Reads the files again if one has changed; the result is logged. It may take as long as the file system takes.
+    fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()>;
+}
+
+/// The files of all settings.
+#[derive(Clone)]
+pub(super) struct Watches(Vec<Arc<dyn Refresh>>);
+
+impl FromIterator<Arc<dyn Refresh>> for Watches {
+    fn from_iter<I: IntoIterator<Item = Arc<dyn Refresh>>>(all: I) -> Self {
+        Self(all.into_iter().collect())
+    }
+}
+
+impl Watches {
+    /// Refreshes all files once, side by side.
+    ///
+    /// Cancel safe: a read that has begun goes on.
+    pub(super) async fn refresh(&self) {
+        join_all(self.0.iter().map(|files| Arc::clone(files).refresh())).await;
+    }
+
+    /// Refreshes all files each second, and never returns. The files of each setting have a task of their own, so that a
+    /// file system that does not answer delays no other.
+    pub(super) async fn watch(self) -> Infallible {
+        let mut tasks = JoinSet::new();
+        for files in self.0 {
+            tasks.spawn(async move {
+                let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                loop {
+                    ticks.tick().await;
+                    Arc::clone(&files).refresh().await;
+                }
+            });
+        }
+        while tasks.join_next().await.is_some() {}
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Files that answer once the gate is open.
+    struct Gated {
+        refreshes: AtomicUsize,
+        gate: Arc<tokio::sync::Semaphore>,
+    }
+
+    impl Gated {
+        fn new(gate: &Arc<tokio::sync::Semaphore>) -> Arc<Self> {
+            Arc::new(Self { refreshes: AtomicUsize::new(0), gate: Arc::clone(gate) })
+        }
+
+        fn refreshes(&self) -> usize {
+            self.refreshes.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Refresh for Gated {
+        fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
+            Box::pin(async move {
+                self.refreshes.fetch_add(1, Ordering::SeqCst);
+                let _open = self.gate.acquire().await;
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_system_that_hangs_delays_no_other() {
+        let (open, shut) =
+            (Arc::new(tokio::sync::Semaphore::new(1)), Arc::new(tokio::sync::Semaphore::new(0)));
+        let (hung, good) = (Gated::new(&shut), Gated::new(&open));
+        let watches: Watches = [hung.clone() as Arc<dyn Refresh>, good.clone()].into_iter().collect();
+        let _watch = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(watches.clone().watch()));
+        tokio::time::sleep(INTERVAL * 5 / 2).await;
+        assert_eq!((hung.refreshes(), good.refreshes()), (1, 3), "at 0, 1 and 2 s");
+        // A reload waits for both.
+        let refresh = watches.refresh();
+        assert!(tokio::time::timeout(INTERVAL / 4, refresh).await.is_err());
+        assert_eq!((hung.refreshes(), good.refreshes()), (2, 4));
+        shut.add_permits(2);
+        tokio::time::sleep(INTERVAL).await;
+        assert_eq!((hung.refreshes(), good.refreshes()), (3, 5), "the missed ticks are not made up for");
+        watches.refresh().await;
+    }
+}

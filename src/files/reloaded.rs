@@ -1,0 +1,229 @@
+//! Something that is made of files, and made anew when one of them changes.
+
+use std::fmt::Display;
+use std::mem;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+
+use super::{Stamps, stamps};
+use crate::episode::Episode;
+use crate::failpoint;
+
+/// How long files must have been unusable before that is logged: they are rarely replaced all at once.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Reads the files; `None` if that makes what is in use. It may block, and is called by one thread at a time. The error is
+/// a text for people, without any secret.
+pub type Read<T> = Box<dyn Fn(&T) -> Result<Option<T>, String> + Send + Sync>;
+
+/// Logs that what was read is in use, or why the files cannot be used, so that what was read before stays in use.
+pub type Log = Box<dyn Fn(Result<(), &str>) + Send + Sync>;
+
+/// Files of which a `T` is made.
+pub struct Source<T> {
+    /// The files. They are read again when one of them was replaced or rewritten, also through a symbolic link.
+    pub files: Vec<PathBuf>,
+    /// Reads them.
+    pub read: Read<T>,
+    /// Logs the result when another one is in use, and once when the files cannot be used.
+    pub log: Log,
+}
+
+/// A `T` that is made of files, and made anew when one of them changes. Clones share it.
+///
+/// While the files cannot be read, or hold nothing that can be used, what was read before stays in use, and an error is
+/// logged once. A file system that does not answer keeps one thread, and no reader of the value.
+pub struct Reloaded<T> {
+    in_use: Arc<StdMutex<InUse<T>>>,
+    /// Held by the thread that reads the files, which may take long.
+    progress: Arc<Mutex<Progress<T>>>,
+}
+
+struct InUse<T> {
+    value: Arc<T>,
+    source: Option<Arc<Source<T>>>,
+}
+
+/// The state of reading the files of one source again.
+struct Progress<T> {
+    source: Option<Arc<Source<T>>>,
+    /// The stamps with which the value in use was read; `None` if the files are to be read anyway.
+    loaded: Option<Stamps>,
+    failure: Episode<Stamps>,
+    /// When the files were last begun to be read, and the result.
+    last: Option<(Instant, Result<bool, String>)>,
+}
+
+/// The turn of one thread to read the files.
+struct Turn<T> {
+    in_use: Arc<StdMutex<InUse<T>>>,
+    source: Arc<Source<T>>,
+    progress: OwnedMutexGuard<Progress<T>>,
+}
+
+impl<T: Send + Sync + 'static> Reloaded<T> {
+    /// Begins with this value; the first refresh reads the files. Without a source the value stays.
+    pub fn new(value: T, source: Option<Source<T>>) -> Self {
+        Self::with(value, source.map(Arc::new), Progress::new(None, None))
+    }
+
+    /// Begins with what `read` makes of the files, which a change makes anew. It blocks while it reads.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn load<E, R>(files: Vec<PathBuf>, read: R, log: Log) -> Result<Self, E>
+    where
+        E: Display,
+        R: Fn() -> Result<T, E> + Send + Sync + 'static,
+    {
+        // Before the files are read: one that changes meanwhile has another stamp at the next refresh.
+        let (stamps, value) = (stamps(&files), read()?);
+        let read = Box::new(move |_: &T| read().map(Some).map_err(|error| error.to_string()));
+        let source = Some(Arc::new(Source { files, read, log }));
+        Ok(Self::with(value, source.clone(), Progress::new(source, Some(stamps))))
+    }
+
+    fn with(value: T, source: Option<Arc<Source<T>>>, progress: Progress<T>) -> Self {
+        let in_use = InUse { value: Arc::new(value), source };
+        Self { in_use: Arc::new(StdMutex::new(in_use)), progress: Arc::new(Mutex::new(progress)) }
+    }
+
+    /// The value in use.
+    pub fn current(&self) -> Arc<T> {
+        Arc::clone(&lock(&self.in_use).value)
+    }
+
+    /// Puts this value in use, and replaces its source. A read under way changes nothing any more, and the next refresh
+    /// reads the new files.
+    pub fn replace(&self, value: T, source: Option<Source<T>>) {
+        let new = InUse { value: Arc::new(value), source: source.map(Arc::new) };
+        let old = mem::replace(&mut *lock(&self.in_use), new);
+        // Connections may end with it, which is done outside the lock.
+        drop(old);
+    }
+
+    /// Replaces the source alone, as [`Reloaded::replace`] does. The value stays until the next refresh.
+    pub fn follow(&self, source: Source<T>) {
+        lock(&self.in_use).source = Some(Arc::new(source));
+    }
+
+    /// Reads the files again if one of them has changed; the result is logged. It waits for another read that is under
+    /// way, for as long as the file system takes.
+    ///
+    /// Cancel safe: a read that has begun goes on.
+    pub async fn refresh(&self) {
+        if let Some(turn) = self.turn().await {
+            // Only a runtime that shuts down does not run it.
+            let _ = spawn_blocking(move || turn.refresh()).await;
+        }
+    }
+
+    /// As [`Reloaded::refresh`], on this thread, which blocks. If another thread reads the files, nothing is done.
+    pub fn try_refresh(&self) {
+        if let Ok(progress) = Arc::clone(&self.progress).try_lock_owned()
+            && let Some(turn) = Turn::begin(&self.in_use, progress)
+        {
+            turn.refresh();
+        }
+    }
+
+    /// Reads the files even if none has changed, unless that was begun by another caller after this call. Returns whether
+    /// another value is in use since.
+    ///
+    /// Cancel safe, as [`Reloaded::refresh`] is.
+    ///
+    /// # Errors
+    /// Those of [`Source::read`]; they are not logged.
+    pub async fn read(&self) -> Result<bool, String> {
+        let asked = Instant::now();
+        let Some(mut turn) = self.turn().await else { return Ok(false) };
+        if let Some((begun, result)) = &turn.progress.last
+            && *begun > asked
+        {
+            return result.clone();
+        }
+        let read = spawn_blocking(move || turn.read(stamps(&turn.source.files))).await;
+        read.map_err(|error| format!("reading was broken off: {error}"))?
+    }
+
+    async fn turn(&self) -> Option<Turn<T>> {
+        lock(&self.in_use).source.as_ref()?;
+        let progress = Arc::clone(&self.progress).lock_owned().await;
+        Turn::begin(&self.in_use, progress)
+    }
+}
+
+impl<T> Clone for Reloaded<T> {
+    fn clone(&self) -> Self {
+        Self { in_use: Arc::clone(&self.in_use), progress: Arc::clone(&self.progress) }
+    }
+}
+
+/// Holds the lock of what is in use, which nobody does for long.
+fn lock<T>(in_use: &StdMutex<T>) -> MutexGuard<'_, T> {
+    in_use.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> Progress<T> {
+    fn new(source: Option<Arc<Source<T>>>, loaded: Option<Stamps>) -> Self {
+        Self { source, loaded, failure: Episode::after(failpoint::interval(PATIENCE)), last: None }
+    }
+}
+
+impl<T> Turn<T> {
+    /// The turn at the files of the present source, if there is one.
+    fn begin(in_use: &Arc<StdMutex<InUse<T>>>, mut progress: OwnedMutexGuard<Progress<T>>) -> Option<Self> {
+        let source = lock(in_use).source.clone()?;
+        if !progress.source.as_ref().is_some_and(|known| Arc::ptr_eq(known, &source)) {
+            *progress = Progress::new(Some(Arc::clone(&source)), None);
+        }
+        Some(Self { in_use: Arc::clone(in_use), source, progress })
+    }
+
+    fn refresh(mut self) {
+        let stamps = stamps(&self.source.files);
+        if self.progress.loaded.as_ref() == Some(&stamps) {
+            self.progress.failure.end();
+        } else if let Err(error) = self.read(stamps.clone())
+            && self.progress.failure.note(stamps)
+        {
+            (self.source.log)(Err(&error));
+        }
+    }
+
+    /// Reads the files, which had these stamps before.
+    fn read(&mut self, stamps: Stamps) -> Result<bool, String> {
+        let begun = Instant::now();
+        let result = self.make();
+        if result.is_ok() {
+            self.progress.loaded = Some(stamps);
+            self.progress.failure.end();
+        }
+        self.progress.last = Some((begun, result.clone()));
+        result
+    }
+
+    /// Makes the value anew, and puts it in use unless its source was replaced meanwhile.
+    fn make(&self) -> Result<bool, String> {
+        let old = Arc::clone(&lock(&self.in_use).value);
+        let Some(value) = (self.source.read)(&old)? else { return Ok(false) };
+        let mut in_use = lock(&self.in_use);
+        if !in_use.source.as_ref().is_some_and(|now| Arc::ptr_eq(now, &self.source)) {
+            return Ok(false);
+        }
+        in_use.value = Arc::new(value);
+        drop(in_use);
+        // Connections may end with it, which is done outside the lock.
+        drop(old);
+        (self.source.log)(Ok(()));
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests;

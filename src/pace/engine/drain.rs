@@ -1,0 +1,53 @@
+//! The end of an engine.
+
+use tokio::time::Instant;
+
+use super::{Effect, Engine};
+use crate::pace::Waiter;
+use crate::pace::meters::Abandoned;
+use crate::pace::release::{Held, Unused};
+use crate::time::Deadline;
+
+impl<W: Waiter> Engine<W> {
+    /// Requests no more slots, since this replica ends soon. Those that are held may still come.
+    pub(crate) const fn stop_asking(&mut self) {
+        self.driver.is_ending = true;
+    }
+
+    /// Whether a slot comes by this instant, or may be granted until then.
+    pub(crate) fn has_slots_by(&self, until: Instant) -> bool {
+        self.pacing.is_calling() || self.release.first_due().is_some_and(|due| due <= Deadline::at(until))
+    }
+
+    /// Ends the engine: takes all waiters, with or without a slot. Their slots go back to the store if it can still use
+    /// them. Sends in progress may end.
+    pub(crate) fn drain(&mut self) -> Vec<W> {
+        let mut unused = self.release.unused();
+        unused.extend(self.pacing.take_unused().into_iter().map(|(unused, _)| unused));
+        unused.extend(self.driver.effects.iter().filter_map(|effect| match effect {
+            Effect::Release(held) => Some(Unused::of(held)),
+            _ => None,
+        }));
+        // The last one goes first, since only the last slot can go back to the store.
+        unused.sort_by_key(|unused| unused.slot);
+        for Unused { lane, cost, slot, .. } in unused.into_iter().rev() {
+            self.pacing.give_back(lane, cost, slot, &self.store);
+        }
+        self.meters.abandoned(self.release.held(), Abandoned::Stopped);
+        let mut waiters = self.backlog.drain();
+        for effect in self.driver.effects.drain(..) {
+            match effect {
+                Effect::Release(Held { waiter, .. }) | Effect::Refuse(waiter, _) => waiters.push(waiter),
+                Effect::Prepare { .. }
+                | Effect::Follow(_)
+                | Effect::DropStale
+                | Effect::Cancelled
+                | Effect::Failing(_)
+                | Effect::Recheck { .. } => {}
+            }
+        }
+        waiters.extend(self.release.give_up_all());
+        waiters.extend(self.pacing.drain());
+        waiters
+    }
+}
