@@ -217,8 +217,9 @@ fn parse_answer<A: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<
         match serde_json::from_slice(body) {
             Ok(answer) => return Ok(answer),
             Err(error) if error.is_data() => {
-                let text =
-                    format!("the daemon's answer is not understood: {error}; is it of another version?");
+                let text = format!(
+                    "the daemon answers {status}, but its answer is not understood: {error}; is it of another version?"
+                );
                 return Err(Failure::new(Exit::Failed, text));
             }
             Err(_) => {}

@@ -21,16 +21,16 @@ keys! {
     RETRY = "retry".default("{}");
     /// Attempts in all, the first included.
     MAX_ATTEMPTS = "max_attempts".default("8").integers(1, 1000).reload();
-    /// How often a job may be answered by 429, or by 503 with Retry-After, which is none of max_attempts; the last of
-    /// them makes it a dead letter. Unset: until its deadline. What never reached the API (a refused connection, a name
-    /// that is not found) is counted nowhere and tried again.
+    /// How often the API may throttle a job (docs/retries.md), max_attempts does not count that. The last time makes
+    /// it a dead letter. Unset: until its deadline. What never reached the API (a refused connection, a name that is not
+    /// found) is counted nowhere and tried again.
     MAX_THROTTLED = "max_throttled".integers(1, u32::MAX as u64).example("20").reload();
     /// The age at which a job is not tried again: since it was made (its timestamp) or first taken in.
     MAX_AGE = "max_age".within("1s", "365d").example("1d").reload();
-    /// The answers after which a job is tried again, besides those that throttle (429, and 503 with Retry-After if it
-    /// is among these): statuses, ranges and classes from 300 to 599. After any other it is dead at once.
+    /// The answers after which a job is tried again, besides those that throttle (docs/retries.md): statuses, ranges and
+    /// classes from 300 to 599. After any other it is dead at once.
     ON = "on".default("[408, 425, \"5xx\"]").example("[500, \"502-504\"]").reload();
-    /// The answers after which it is dead at once all the same: such as [429, "501", "505-511"].
+    /// The answers after which it is dead at once all the same, also where they throttle: such as [429, "501", "505-511"].
     NEVER = "never".default("[]").example("[500, \"502-504\"]").reload();
     /// The statuses (any of 401, 403, 407) that may mean that paced's own credentials are refused. A job that is
     /// answered so while others succeed is a dead letter. When 3 jobs in a row are, the files of headers, base URL and
@@ -86,13 +86,14 @@ pub(super) fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Opti
         reject_backoffs(reader, &table, Backoff { min, max });
         return None;
     }
-    let (statuses, on_unauthorized) = statuses?;
+    let (statuses, never, on_unauthorized) = statuses?;
     let policy = RetryPolicy {
         max_attempts: max_attempts?,
         max_throttled,
         max_age,
         outlast: true,
         statuses,
+        never,
         on_unauthorized,
         backoff: Backoff { min, max },
         overrides: Arc::default(),
@@ -102,7 +103,10 @@ pub(super) fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Opti
 }
 
 /// Reads the answers after which a job is tried again, and those that may mean that the credentials are refused.
-fn retryable_statuses<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<(Statuses, RefusalStatuses)> {
+fn retryable_statuses<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+) -> Option<(Statuses, Statuses, RefusalStatuses)> {
     let (on, never) = (statuses(reader, table, &ON), statuses(reader, table, &NEVER));
     let unauthorized = on_unauthorized(reader, table)?;
     let (on, never) = (on?, never?);
@@ -120,7 +124,8 @@ fn retryable_statuses<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<
     }
     // A downstream that throttles takes the job later, whatever its other answers mean.
     let on = on.map_or_else(Statuses::temporary, |on| on.with(429, 429));
-    Some((on.without(never.unwrap_or(Statuses::NONE)), unauthorized))
+    let never = never.unwrap_or(Statuses::NONE);
+    Some((on.without(never), never, unauthorized))
 }
 
 /// The statuses of an array such as `[500, "502-504", "5xx"]`; `Some(None)` where it is not given.
@@ -217,7 +222,10 @@ fn overrides<'v>(
 
 /// The reason why an override would have no effect, if there is one.
 fn ineffective_reason(statuses: &Statuses, policy: &RetryPolicy, has_attempts: bool) -> Option<String> {
-    if let Some(status) = (300..600).find(|s| statuses.contains(*s) && !policy.statuses.contains(*s)) {
+    // These may throttle, whatever is in `on`.
+    let throttling = Statuses::NONE.with(403, 403).with(429, 429).with(503, 503).without(policy.never);
+    let retryable = policy.statuses.and(throttling);
+    if let Some(status) = (300..600).find(|s| statuses.contains(*s) && !retryable.contains(*s)) {
         return Some(format!("a job that is answered {status} is not tried again; add it to `retry.on`"));
     }
     let throttles = has_attempts && statuses.contains(429);

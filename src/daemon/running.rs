@@ -72,8 +72,8 @@ impl Running {
         manager.stopping(drain_timeout + CLOSING + OBSERVER_STOP);
         stop.cancel();
         let within = drain_timeout + CLOSING;
-        let end = tokio::select! {
-            end = drain(dispatchers, amqp, within) => end,
+        let drained = tokio::select! {
+            drained = drain(dispatchers, amqp, within) => drained,
             signal = signals.next() => {
                 tracing::warn!(signal, "stopped at once; what was being sent will be sent again");
                 return End::Undrained;
@@ -85,12 +85,44 @@ impl Running {
         }
         // A store that does not answer must not keep the process from its end.
         let _ = tokio::time::timeout(OBSERVER_STOP, observer.stop()).await;
-        if failed { End::Failed } else { end }
+        if failed { End::Failed } else { drained.end() }
+    }
+}
+
+/// The results of the drain.
+struct Outcome {
+    /// Whether a dispatcher panicked.
+    failed: bool,
+    /// The number of sends that had not ended in time.
+    unfinished: usize,
+    /// Whether the broker has processed every ack.
+    flushed: bool,
+}
+
+impl Outcome {
+    /// Returns how the daemon has ended, and logs it.
+    fn end(&self) -> End {
+        if self.failed {
+            return End::Failed;
+        }
+        if self.unfinished > 0 {
+            let unfinished = self.unfinished;
+            tracing::warn!(unfinished, "the drain timed out; these jobs will be sent again");
+            return End::Undrained;
+        }
+        if !self.flushed {
+            tracing::warn!(
+                "the connections to RabbitMQ did not close in time; what was just sent may be sent again"
+            );
+            return End::Undrained;
+        }
+        tracing::info!("stopped");
+        End::Drained
     }
 }
 
 /// Waits for the dispatchers, and then for the connections until the time is over.
-async fn drain(mut dispatchers: JoinSet<Drained>, amqp: Amqp, within: Duration) -> End {
+async fn drain(mut dispatchers: JoinSet<Drained>, amqp: Amqp, within: Duration) -> Outcome {
     let end = Instant::now() + within;
     let (mut unfinished, mut failed) = (0, false);
     while let Some(ended) = dispatchers.join_next().await {
@@ -103,21 +135,7 @@ async fn drain(mut dispatchers: JoinSet<Drained>, amqp: Amqp, within: Duration) 
         }
     }
     let flushed = amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
-    if failed {
-        return End::Failed;
-    }
-    if unfinished > 0 {
-        tracing::warn!(unfinished, "the drain timed out; these jobs will be sent again");
-        return End::Undrained;
-    }
-    if !flushed {
-        tracing::warn!(
-            "the connections to RabbitMQ did not close in time; what was just sent may be sent again"
-        );
-        return End::Undrained;
-    }
-    tracing::info!("stopped");
-    End::Drained
+    Outcome { failed, unfinished, flushed }
 }
 
 /// Logs when the store answers and every consumer is attached, and informs the service manager.

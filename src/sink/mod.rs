@@ -90,9 +90,8 @@ pub enum Outcome {
         /// The error, for people.
         detail: String,
     },
-    /// The downstream has too much to do for all its callers (429, 503 with `Retry-After`, or a success whose body means
-    /// that). This says nothing about
-    /// the job, which may be tried again, at a new slot.
+    /// The downstream asks all its callers to slow down: 429; 403 and 503 with `Retry-After`; 403 where no requests are left;
+    /// or a success whose body means that. This says nothing about the job, which may be tried again, at a new slot.
     Throttled {
         /// The error, for people.
         detail: String,

@@ -2,10 +2,11 @@
 
 use paced::api::{Pause, Penalty};
 use paced::store::RecordState;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
 /// The note that the store keeps with the pause of an operator. It may be of another version of paced.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Note {
     pub(crate) by: Option<String>,
     pub(crate) reason: Option<String>,
@@ -15,8 +16,9 @@ pub(crate) struct Note {
 pub(crate) fn pause(record: &RecordState) -> Option<Pause> {
     let status = &record.status;
     (status.pause.until > record.now).then(|| {
-        let note = record.note.as_deref().and_then(|note| serde_json::from_str(note).ok());
-        let Note { by, reason } = note.unwrap_or_default();
+        let note = record.note.as_deref().and_then(|note| serde_json::from_str::<Value>(note).ok());
+        let part = |name: &str| Some(note.as_ref()?.get(name)?.as_str()?.to_owned());
+        let (by, reason) = (part("by"), part("reason"));
         let until = (!status.is_stopped()).then_some(status.pause.until.0 / 1000);
         Pause { until, reason, by, at: i64::try_from(status.pause.version).ok().map(|at| at / 1000) }
     })

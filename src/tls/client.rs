@@ -3,11 +3,10 @@
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
@@ -32,7 +31,7 @@ pub struct Tls(Arc<Shared>);
 struct Shared {
     options: TlsOptions,
     /// Empty until the first connection is opened where there are no options.
-    current: OnceCell<Reloaded<Read<ClientConfig>>>,
+    current: OnceLock<Reloaded<Read<ClientConfig>>>,
     /// When the files are to be looked at next.
     next_look: Mutex<Instant>,
 }
@@ -43,7 +42,7 @@ impl Tls {
     /// # Errors
     /// [`TlsError`] where a file cannot be read or used, or the system has no authorities and there is no `ca_file`.
     pub fn load(options: TlsOptions) -> Result<Self, TlsError> {
-        read(&options, &[]).map(|read| Self::with(options, OnceCell::from(read)))
+        read(&options, &[]).map(|read| Self::with(options, OnceLock::from(read)))
     }
 
     /// As [`Tls::load`], for HTTP/1.1.
@@ -51,15 +50,15 @@ impl Tls {
     /// # Errors
     /// As of [`Tls::load`].
     pub fn load_for_http(options: TlsOptions) -> Result<Self, TlsError> {
-        read(&options, &[b"http/1.1"]).map(|read| Self::with(options, OnceCell::from(read)))
+        read(&options, &[b"http/1.1"]).map(|read| Self::with(options, OnceLock::from(read)))
     }
 
     /// Trusts the system's authorities, which are read when the first connection is opened.
     pub(crate) fn system() -> Self {
-        Self::with(TlsOptions::default(), OnceCell::new())
+        Self::with(TlsOptions::default(), OnceLock::new())
     }
 
-    fn with(options: TlsOptions, current: OnceCell<Reloaded<Read<ClientConfig>>>) -> Self {
+    fn with(options: TlsOptions, current: OnceLock<Reloaded<Read<ClientConfig>>>) -> Self {
         Self(Arc::new(Shared { options, current, next_look: Mutex::new(Instant::now()) }))
     }
 
@@ -87,13 +86,16 @@ impl Tls {
             // Only a runtime that shuts down does not run it.
             let _ = spawn_blocking(move || shared.refresh()).await;
         }
-        let first = async || {
-            let options = self.0.options.clone();
-            let read = spawn_blocking(move || read(&options, &[])).await;
-            read.map_err(io::Error::other)?.map_err(io::Error::other)
+        if let Some(read) = self.0.current.get() {
+            return Ok(Arc::clone(&read.current().config));
+        }
+        // What was read stays, even if the caller gives up meanwhile.
+        let shared = Arc::clone(&self.0);
+        let first = move || -> Result<_, TlsError> {
+            let read = read(&shared.options, &[])?;
+            Ok(Arc::clone(&shared.current.get_or_init(|| read).current().config))
         };
-        let read = self.0.current.get_or_try_init(first).await?;
-        Ok(Arc::clone(&read.current().config))
+        spawn_blocking(first).await.map_err(io::Error::other)?.map_err(io::Error::other)
     }
 }
 

@@ -15,7 +15,7 @@ keys! {
     /// they are renewed, and what happens while the token server fails. Unless it has a `tls` of its own, the client
     /// trusts the authorities of [downstreams.NAME.tls].
     OAUTH2 = "oauth2";
-    /// Where tokens are had. https:// or http://, without credentials and query.
+    /// The URL of the token server: https:// or http://, without credentials and query.
     TOKEN_URL = "token_url"
         .required("say where tokens are had, such as token_url = \"https://login.example.com/token\"")
         .matches(r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$").example("https://login.example.com/oauth2/token");

@@ -67,7 +67,7 @@ keys! {
 }
 
 keys! {
-    /// The end of the process.
+    /// How the process stops.
     SHUTDOWN = "shutdown".default("{}");
     /// How long sends in flight may take to end after SIGTERM.
     DRAIN_TIMEOUT = "drain_timeout".default("25s");

@@ -42,14 +42,16 @@ pub(super) fn about_job(outcome: Outcome) -> Outcome {
 
 /// The outcome as the policy judges it by its status: whether the job may be tried again.
 ///
-/// Whether a downstream throttles is known by the sink alone; a job that it throttled by an answer of success is tried
-/// again in any case.
+/// Whether a downstream throttles is known by the sink alone: such an answer is not about the job, so that it is tried again
+/// unless the policy rules its status out.
 pub(super) fn judged(outcome: Outcome, retry: &RetryPolicy) -> Outcome {
     match outcome {
         Outcome::Retry { detail, status: Some(status), response, .. }
-        | Outcome::Throttled { detail, status, response, .. }
             if status >= 300 && !retry.statuses.contains(status) =>
         {
+            Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response }
+        }
+        Outcome::Throttled { detail, status, response, .. } if retry.never.contains(status) => {
             Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response }
         }
         Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response }
@@ -88,18 +90,26 @@ mod tests {
 
     #[test]
     fn the_policy_says_which_statuses_are_tried_again() {
-        for outcome in [again(503), throttled(429), throttled(503)] {
-            let judged = judged(outcome, &retry("404"));
+        let never = RetryPolicy { never: "4xx".parse().unwrap(), ..RetryPolicy::default() };
+        for (outcome, policy) in
+            [(again(503), &retry("404")), (throttled(429), &never), (throttled(403), &never)]
+        {
+            let judged = judged(outcome, policy);
             assert!(
                 matches!(judged, Outcome::Dead { reason: Reason::Status, status: Some(_), .. }),
                 "{judged:?}"
             );
         }
+        for status in [200, 403, 429, 503] {
+            assert!(
+                matches!(judged(throttled(status), &retry("404")), Outcome::Throttled { .. }),
+                "{status}"
+            );
+        }
+        assert!(matches!(judged(throttled(503), &never), Outcome::Throttled { .. }));
         assert!(matches!(judged(dead(404), &retry("404")), Outcome::Retry { status: Some(404), .. }));
         assert!(matches!(judged(dead(405), &retry("404")), Outcome::Dead { status: Some(405), .. }));
-        assert!(matches!(judged(throttled(200), &retry("404")), Outcome::Throttled { status: 200, .. }));
         assert!(matches!(judged(again(503), &retry("503")), Outcome::Retry { after: Some(_), .. }));
-        assert!(matches!(judged(throttled(429), &retry("429")), Outcome::Throttled { .. }));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub use statuses::Statuses;
 pub struct RetryPolicy {
     /// Attempts in all, the first included.
     pub max_attempts: u32,
-    /// How often the downstream may throttle the job (429, and 503 with `Retry-After`); `None` stands for no bound but
+    /// How often the downstream may throttle the job ([`Outcome::Throttled`](crate::sink::Outcome)); `None` stands for no bound but
     /// the job's deadline. Such an attempt does not count for `max_attempts`.
     pub max_throttled: Option<u32>,
     /// The age at which a job is not tried again: since it was made, by its `timestamp`, or else first taken in. `None`
@@ -29,6 +29,8 @@ pub struct RetryPolicy {
     pub outlast: bool,
     /// The answers after which a job is tried again; after others but 2xx it is dead at once.
     pub statuses: Statuses,
+    /// The answers after which a job is dead at once, also where they ask callers to slow down.
+    pub never: Statuses,
     /// The answers that may mean that this replica's credentials are refused, whatever the job.
     pub on_unauthorized: RefusalStatuses,
     /// The shortest and the longest wait.
@@ -99,6 +101,7 @@ impl Default for RetryPolicy {
             max_age: None,
             outlast: true,
             statuses: Statuses::temporary(),
+            never: Statuses::NONE,
             on_unauthorized: RefusalStatuses::default(),
             backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(300) },
             overrides: Arc::default(),

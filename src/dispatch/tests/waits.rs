@@ -98,7 +98,8 @@ async fn a_new_bound_of_the_wait_counts_for_the_jobs_that_come_then() {
 #[tokio::test(start_paused = true)]
 async fn statuses_are_tried_again_as_configured() {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.options.retry = RetryPolicy { statuses: "404".parse().unwrap(), ..bench.options.retry };
+    let (statuses, never) = ("404".parse().unwrap(), "429".parse().unwrap());
+    bench.options.retry = RetryPolicy { statuses, never, ..bench.options.retry };
     let after = Some(5 * SECOND);
     bench.sink.answer("again", dead(404));
     bench.sink.answer("final", retry(503));

@@ -12,8 +12,8 @@ mod pool;
 mod proxy;
 mod request;
 mod response;
-mod retry_after;
 mod target;
+mod throttling;
 mod upload;
 
 use std::error::Error;

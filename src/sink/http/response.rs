@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::SECOND;
 use super::pool::Aging;
-use super::retry_after;
+use super::throttling::{self, Throttling};
 use crate::job::Reason;
 use crate::sink::{BodyMatch, MAX_ANSWER, MAX_EXCERPT, Outcome, Receipt, Response, excerpt_len};
 
@@ -120,7 +120,7 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
 fn throttled_by_body(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {
     let status = answer.status();
     let detail = format!("the downstream answered {status} with a body that means that it throttles");
-    let after = retry_after::read(answer.headers());
+    let after = throttling::asked(answer.headers());
     Outcome::Throttled { detail, status: status.as_u16(), after, response }
 }
 
@@ -131,12 +131,12 @@ fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outc
         let response = response.unwrap_or_else(|| Response { status: code, ..Response::default() });
         return Outcome::Delivered(Receipt::new(response));
     }
+    let detail = format!("the downstream answered {status}");
+    if let Some(Throttling { after }) = throttling::read(status, answer.headers()) {
+        return Outcome::Throttled { detail, status: code, after, response };
+    }
     if is_temporary(status) {
-        let detail = format!("the downstream answered {status}");
-        let after = retry_after::read(answer.headers());
-        if is_throttling(status, after) {
-            return Outcome::Throttled { detail, status: code, after, response };
-        }
+        let after = throttling::asked(answer.headers());
         return Outcome::Retry { reason: "status", detail, status: Some(code), after, response };
     }
     let hint = if status.is_redirection() {
@@ -144,21 +144,12 @@ fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outc
     } else {
         ""
     };
-    let detail = format!("the downstream answered {status}{hint}");
+    let detail = format!("{detail}{hint}");
     Outcome::Dead { reason: Reason::Status, detail, status: Some(code), response }
 }
 
-/// Whether the answer asks all callers to slow down.
-fn is_throttling(status: StatusCode, after: Option<Duration>) -> bool {
-    status == StatusCode::TOO_MANY_REQUESTS || (status == StatusCode::SERVICE_UNAVAILABLE && after.is_some())
-}
-
 fn is_temporary(status: StatusCode) -> bool {
-    status.is_server_error()
-        || matches!(
-            status,
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS
-        )
+    status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY)
 }
 
 /// The response for a reply. A body that breaks off is kept as far as it arrived: the status was the answer, and a

@@ -44,7 +44,7 @@ fn is_for_tests(item: &Item) -> bool {
     };
     attributes.iter().any(|attribute| {
         let text = attribute.to_token_stream().to_string().replace(' ', "");
-        text.starts_with("#[cfg(") && text.contains("test)") && !text.contains("not(test")
+        text == "#[cfg(test)]" || text.starts_with("#[cfg(all(test,")
     })
 }
 

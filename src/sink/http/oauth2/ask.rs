@@ -27,7 +27,7 @@ use crate::sink::http::connection::Outgoing;
 use crate::sink::http::guard::{self, Lookup};
 use crate::sink::http::proxy::Proxy;
 use crate::sink::http::upload::Payload;
-use crate::sink::http::{HttpError, chain, retry_after};
+use crate::sink::http::{HttpError, chain, throttling};
 
 /// The longest answer, in bytes.
 const MAX_ANSWER: usize = 64 * 1024;
@@ -298,7 +298,7 @@ fn refused(status: StatusCode, answer: &Response<()>, body: &[u8]) -> TokenError
     let code = code.map(|code| format!(" ({code})")).unwrap_or_default();
     TokenError::Refused {
         answer: format!("{status}{code}{hint}"),
-        after: retry_after::read(answer.headers()),
+        after: throttling::asked(answer.headers()),
     }
 }
 
