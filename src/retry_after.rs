@@ -12,12 +12,6 @@ use crate::time::wall_now;
 /// The longest wait that is believed: a server that asks for more is asked again after this.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-/// Numbers below this are a number of seconds from now, and those from it on an instant.
-const FIRST_INSTANT: f64 = 1e8;
-
-/// Numbers from this on are an instant in milliseconds since 1970, and those below it one in seconds.
-const FIRST_MILLIS: f64 = 1e11;
-
 /// How long the value of a `Retry-After` field asks to wait, at most a day; `None` where it says nothing clear.
 ///
 /// It is a number of seconds, or a date (RFC 9110, sections 5.6.7 and 10.2.3); some servers write fractions of a second. A
@@ -46,6 +40,10 @@ pub fn retry_after(value: &str, date: Option<&str>) -> Option<Duration> {
 /// says nothing clear, or an instant that has passed.
 #[cfg(any(feature = "http", test))]
 pub(crate) fn reset_after(value: &str, date: Option<&str>) -> Option<Duration> {
+    // Numbers below this are seconds from now, and those from it on an instant.
+    const FIRST_INSTANT: f64 = 1e8;
+    // Instants from this on are in milliseconds, and those below it in seconds.
+    const FIRST_MILLIS: f64 = 1e11;
     let value = value.trim();
     let wait = match number(value) {
         Some(number) if number < FIRST_INSTANT => seconds(number),
