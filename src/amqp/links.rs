@@ -1,4 +1,4 @@
-//! The connections that are kept up: one for publishing, one that the downstreams consume over together, and
+//! The connections that are kept up: one for publishing, one for each [`DOWNSTREAMS`] that consume over it together, and
 //! one for each downstream that would hold up the others there.
 
 use std::collections::BTreeMap;
@@ -16,6 +16,10 @@ use super::status::ConnectionWatches;
 use super::supervisor::{ConnectionStates, ConnectionWatch, Supervisor};
 use super::suspicion::Suspicion;
 use super::valve::Meter;
+
+/// How many downstreams consume over one connection. Each needs two channels, and RabbitMQ allows 2047 to a connection unless
+/// it is configured otherwise.
+pub(super) const DOWNSTREAMS: usize = 500;
 
 /// The parts that consuming connections have in common.
 #[derive(Clone, Debug)]
@@ -98,8 +102,8 @@ impl Links {
         self.keep_up("publishing".to_owned(), first, None, None)
     }
 
-    /// The connection that downstreams consume over together.
-    pub(super) fn shared(self: &Arc<Self>) -> Link {
+    /// A connection that downstreams consume over together: the first one, or one of those beside it.
+    pub(super) fn shared(self: &Arc<Self>, n: usize) -> Link {
         let meter = Meter::shared();
         let links = Arc::downgrade(self);
         let suspects = Arc::clone(&meter);
@@ -108,7 +112,8 @@ impl Links {
                 links.suspect(&suspects);
             }
         };
-        let current = self.keep_up("consuming".to_owned(), None, Some(&meter), Some(Box::new(lost)));
+        let purpose = if n == 0 { "consuming".to_owned() } else { format!("consuming ({})", n + 1) };
+        let current = self.keep_up(purpose, None, Some(&meter), Some(Box::new(lost)));
         Link { current, gate: Arc::default(), meter }
     }
 

@@ -1,7 +1,7 @@
 //! Jobs from RabbitMQ: consuming, settling, publishing, dead letters.
 //!
-//! There are two connections, since a broker that blocks publishers would block the acks on the same connection too,
-//! and one more for each downstream that would hold up the others (see `links`). Each is kept up by a supervisor of our
+//! There are two connections, since a broker that blocks publishers would block the acks on the same connection too, more
+//! where the downstreams are many, and one more for each downstream that would hold up the others (see `links`). Each is kept up by a supervisor of our
 //! own: lapin's recovery gives the holders of messages no sign that these will be delivered again. Another one is
 //! opened for replies once there are any: producers choose the queues, and may choose one that costs the connection.
 
@@ -151,8 +151,9 @@ pub struct Amqp {
     options: Arc<Options>,
     publisher: Publisher,
     replies: Arc<Replies>,
-    /// The connection that the downstreams share.
-    consuming: Option<Link>,
+    /// The connections that the downstreams share, for [`links::DOWNSTREAMS`] each, in the order of the options; empty where this
+    /// is for publishing alone.
+    consuming: Vec<Link>,
     links: Arc<Links>,
     downstreams: BTreeMap<String, Consumed>,
     rungs: Arc<Rungs>,
@@ -186,17 +187,13 @@ impl Amqp {
     #[must_use]
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
-        let link = amqp.links.shared();
+        let connections = amqp.options.downstreams.len().div_ceil(links::DOWNSTREAMS).max(1);
+        amqp.consuming = (0..connections).map(|n| amqp.links.shared(n)).collect();
+        let current = &amqp.consuming[0].current;
         let (closing, rungs) = (amqp.subscribers.closing.clone(), Arc::clone(&amqp.rungs));
         let (unroutable, haste) = (amqp.options.names().unroutable(), amqp.options.haste);
-        amqp.subscribers.tasks.spawn(unroutable::watch(
-            link.current.clone(),
-            unroutable,
-            haste,
-            closing.clone(),
-        ));
-        amqp.subscribers.tasks.spawn(amqp.depths.watch(link.current.clone(), &amqp.options, rungs, closing));
-        amqp.consuming = Some(link);
+        amqp.subscribers.tasks.spawn(unroutable::watch(current.clone(), unroutable, haste, closing.clone()));
+        amqp.subscribers.tasks.spawn(amqp.depths.watch(current.clone(), &amqp.options, rungs, closing));
         amqp.publisher = Publisher::new(amqp.links.publishing(None));
         amqp
     }
@@ -229,7 +226,7 @@ impl Amqp {
             links: Links::new(options.address.clone(), options.downstreams.iter().map(|d| d.name.clone())),
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1),
-            consuming: None,
+            consuming: vec![],
             rungs: Arc::default(),
             depths: Depths::default(),
             subscribers: Subscribers::default(),
@@ -242,7 +239,8 @@ impl Amqp {
     /// The options have no such downstream, it has a source already, or this is for publishing alone.
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         let unknown = || Error::UnknownDownstream(downstream.to_owned());
-        let link = self.consuming.clone().ok_or_else(unknown)?;
+        let place = self.options.downstreams.iter().position(|d| d.name == downstream).ok_or_else(unknown)?;
+        let link = self.consuming.get(place / links::DOWNSTREAMS).ok_or_else(unknown)?;
         let consumed = self.downstreams.get(downstream).ok_or_else(unknown)?;
         let parking = Parking::start(Parker {
             options: Arc::clone(&self.options),

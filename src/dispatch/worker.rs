@@ -169,8 +169,9 @@ impl Worker {
             tokio::select! {
                 biased;
                 () = stop.cancelled(), if ends_at.is_none() => {
-                    self.engine.stop_asking();
-                    ends_at = Some(Instant::now() + self.flights.linger);
+                    let end = Instant::now() + self.flights.linger;
+                    self.engine.end_at(end);
+                    ends_at = Some(end);
                 }
                 // Events of flights may close the gate for slots that come now.
                 Some(event) = events.recv() => {

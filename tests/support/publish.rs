@@ -115,14 +115,19 @@ pub async fn flow(
 
 /// As [`publish`], to any exchange.
 pub async fn publish_to(url: &str, exchange: &str, key: &str, jobs: Vec<Job>) {
-    let (url, exchange, key) = (url.to_owned(), exchange.to_owned(), key.to_owned());
+    publish_all(url, exchange, jobs.into_iter().map(|job| (key.to_owned(), job)).collect()).await;
+}
+
+/// As [`publish_to`], each job with its own key.
+pub async fn publish_all(url: &str, exchange: &str, jobs: Vec<(String, Job)>) {
+    let (url, exchange) = (url.to_owned(), exchange.to_owned());
     apart(async move {
         let (connection, channel) = open(&url).await;
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
         // Confirms are awaited in batches: never one by one, never unbounded.
         for batch in jobs.chunks(500) {
             let mut confirms = Vec::with_capacity(batch.len());
-            for job in batch {
+            for (key, job) in batch {
                 let mut key = key.clone();
                 if let Some(suffix) = &job.key_suffix {
                     write!(key, ".{suffix}").unwrap();

@@ -26,24 +26,27 @@ impl Worker {
         mut events: mpsc::UnboundedReceiver<Event>,
     ) -> Drained {
         let end = Instant::now() + self.flights.drain_timeout;
-        // First the source is stopped, or jobs that are given back would come straight back.
+        let mut entries: Vec<Entry> = self.engine.drain();
+        // The source is stopped first, or jobs that are given back would come straight back. What the store takes back
+        // is of use to others only in time.
         let closing =
             timeout(CLOSING.min(self.flights.drain_timeout), close(&mut source, &self.context.meters));
-        if closing.await.is_err() {
+        let leaving = timeout(LEAVING.min(self.flights.drain_timeout), self.engine.leave());
+        let (closed, left) = tokio::join!(closing, leaving);
+        if closed.is_err() {
             tracing::warn!(downstream = self.context.downstream, "the source did not close in time");
         }
-        let mut entries: Vec<Entry> = self.engine.drain();
-        entries.extend(self.halt.take_jobs());
-        entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
-        entries.sort_by_key(Waiter::seq);
-        entries.into_iter().for_each(|entry| self.give_back(entry));
-        self.report_drain(self.engine.release().sending());
-        if timeout(LEAVING.min(self.flights.drain_timeout), self.engine.leave()).await.is_err() {
+        if left.is_err() {
             tracing::debug!(
                 downstream = self.context.downstream,
                 "the store has not taken back what is unused"
             );
         }
+        entries.extend(self.halt.take_jobs());
+        entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
+        entries.sort_by_key(Waiter::seq);
+        entries.into_iter().for_each(|entry| self.give_back(entry));
+        self.report_drain(self.engine.release().sending());
 
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();

@@ -98,7 +98,8 @@ impl<W: Waiter> Engine<W> {
 
     /// Releases waiters without a slot while releases are not limited.
     pub(super) fn release_openly(&mut self, now: Instant, admission: &impl Admission<W>) {
-        let is_open = self.pacing.state().is_open() && !self.is_ahead_of_driver() && !self.driver.is_ending;
+        let is_open =
+            self.pacing.state().is_open() && !self.is_ahead_of_driver() && self.driver.ends_at.is_none();
         if !is_open || self.terms.pauses().is_paused() {
             return;
         }

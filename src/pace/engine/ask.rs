@@ -22,7 +22,7 @@ impl<W: Waiter> Engine<W> {
         if self.pacing.is_calling()
             || self.pacing.has_returns()
             || self.is_ahead_of_driver()
-            || self.driver.is_ending
+            || !self.is_to_ask()
         {
             return;
         }
@@ -54,7 +54,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the instant at which [`Engine::ask`] has something to do.
     pub(super) fn ask_wake_at(&self) -> Option<Instant> {
-        if self.pacing.is_calling() || self.pacing.has_returns() || self.driver.is_ending {
+        if self.pacing.is_calling() || self.pacing.has_returns() || !self.is_to_ask() {
             return None;
         }
         if self.pacing.is_suspended() {
@@ -97,7 +97,11 @@ impl<W: Waiter> Engine<W> {
         let more = u64::from(self.settings.may_more_wait(in_hand));
         // A turn is of no use to waiters for which the concurrency has no room.
         let most = u64::try_from(self.release.room_in_turn(spacing)).unwrap_or(u64::MAX);
-        let others = self.schedule.waiting(&self.backlog, now).max(more).min(most);
+        let others = if self.driver.ends_at.is_some() {
+            0
+        } else {
+            self.schedule.waiting(&self.backlog, now).max(more).min(most)
+        };
         let asker = self.schedule.asker(next, units, others, &self.settings.limits);
         Some(self.call((next.lane, next.ahead), waiters, Some(asker), now))
     }

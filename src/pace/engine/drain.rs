@@ -9,14 +9,26 @@ use crate::pace::release::{Held, Unused};
 use crate::time::Deadline;
 
 impl<W: Waiter> Engine<W> {
-    /// Requests no more slots, since this replica ends soon. Those that are held may still come.
-    pub(crate) const fn stop_asking(&mut self) {
-        self.driver.is_ending = true;
+    /// Requests no more slots, since this replica ends at this instant, but for those of a turn that comes before: nobody
+    /// else would take them in time. Slots that are held may still come.
+    pub(crate) const fn end_at(&mut self, end: Instant) {
+        self.driver.ends_at = Some(end);
     }
 
     /// Whether a slot comes by this instant, or may be granted until then.
     pub(crate) fn has_slots_by(&self, until: Instant) -> bool {
-        self.pacing.is_calling() || self.release.first_due().is_some_and(|due| due <= Deadline::at(until))
+        self.pacing.is_calling()
+            || self.release.first_due().is_some_and(|due| due <= Deadline::at(until))
+            || (self.may_use_turn_by(until) && self.ask_wake_at().is_some_and(|at| at <= until))
+    }
+
+    /// Whether this replica does not end, or its turn comes before.
+    pub(super) fn is_to_ask(&self) -> bool {
+        self.driver.ends_at.is_none_or(|end| self.may_use_turn_by(end))
+    }
+
+    fn may_use_turn_by(&self, end: Instant) -> bool {
+        self.schedule.turns().comes_by(end) && !self.pacing.is_suspended() && self.backlog.has_ready()
     }
 
     /// Ends the engine: takes all waiters, with or without a slot. Their slots go back to the store if it can still use

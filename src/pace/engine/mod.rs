@@ -57,8 +57,8 @@ struct Driver<W> {
     /// The effects that it has not taken yet.
     effects: Vec<Effect<W>>,
     connections: Connections,
-    /// Whether no more slots are requested, since this replica ends soon.
-    is_ending: bool,
+    /// When this replica ends, once that is known.
+    ends_at: Option<Instant>,
 }
 
 /// An instruction to the driver of the engine.
@@ -128,7 +128,7 @@ impl<W: Waiter> Engine<W> {
             pacing: Pacing::new(&settings, now),
             terms: SharedTerms::new(given, now),
             release: Release::new(&settings),
-            driver: Driver { effects: Vec::new(), connections: Connections::default(), is_ending: false },
+            driver: Driver { effects: Vec::new(), connections: Connections::default(), ends_at: None },
             settings: Arc::new(settings),
             store,
             meters,

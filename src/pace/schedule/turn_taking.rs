@@ -94,6 +94,12 @@ impl TurnTaking {
         self.asker(self.turn(now), waiting, limits, false)
     }
 
+    /// Whether this replica holds a turn whose last slot comes by this instant.
+    pub(crate) fn comes_by(&self, until: Instant) -> bool {
+        let slots = |turn: &Turn| turn.length().saturating_sub(turn.spacing);
+        self.held.is_some_and(|HeldTurn { turn, ask_at, .. }| ask_at + turn.lead + slots(&turn) <= until)
+    }
+
     /// Whether the turn is worth a call to give it back: it keeps others from a slot for longer than the lead.
     pub(crate) fn holds_long_turn(&self) -> bool {
         self.held.is_some_and(|held| held.turn.spacing > held.turn.lead)
