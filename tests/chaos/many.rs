@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::LONG;
 use crate::rig::rest;
 use crate::support::api::stamp;
 use crate::support::daemon::Paced;
@@ -62,7 +61,7 @@ async fn ten_thousand_are_quiet_and_return_at_once() {
     redis.start().await;
     let back = stamp();
     let all = REPLICAS * DOWNSTREAMS;
-    site.api.wait_for(all, LONG).await;
+    site.api.wait_for(all, RETURN).await;
     let arrivals = site.api.stamps();
     let after = |n: usize| Duration::from_nanos(arrivals[n].saturating_sub(back));
     let (first, half, last) = (after(0), after(all / 2), after(all - 1));

@@ -60,7 +60,7 @@ impl Fleet {
             let url = site.api.url();
             write!(
                 config,
-                "[downstreams.{downstream}]\nrate = '{rate}'\nhttp.base_url = '{url}/{downstream}'\n"
+                "[downstreams.{downstream}]\nrate = '{rate}'\nhttp.base_url = '{url}{downstream}/'\n"
             )
             .unwrap();
         }
@@ -78,7 +78,7 @@ impl Fleet {
     /// When the requests of a downstream came.
     fn stamps(&self, downstream: &str) -> Vec<u64> {
         let arrivals = self.site.api.arrivals().into_iter();
-        let path = format!("/{downstream}");
+        let path = format!("/{downstream}/");
         arrivals.filter(|arrival| arrival.path.starts_with(&path)).map(|arrival| arrival.at).collect()
     }
 
