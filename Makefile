@@ -50,7 +50,7 @@ footprint: servers ## Count the crates that embedding paced takes, and time thei
 	@tests/support/footprint.sh
 
 generated: ## Write what is made from the keys in src/config: config/paced.toml, docs/reference/configuration.md
-	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --lib -- config::generated
+	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --lib -- config::tests::generated
 
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@CARGO="$(CARGO)" tests/support/run-tests.sh all

@@ -5,8 +5,6 @@
 
 mod document;
 mod error;
-#[cfg(test)]
-mod generated;
 mod key;
 mod limits;
 mod place;

@@ -10,6 +10,8 @@ use super::reader::Paths;
 use super::schema::read_example;
 use super::{Sources, limits, load_with};
 
+mod generated;
+
 pub(super) const NOWHERE: &str = "nowhere/paced.toml";
 
 fn in_dir(dir: &Path, files: &[&str], env: &[(&str, &str)]) -> Sources {

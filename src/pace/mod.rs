@@ -18,7 +18,7 @@ mod schedule;
 mod settings;
 mod terms;
 #[cfg(test)]
-pub(crate) mod testing;
+pub(crate) mod tests;
 mod waiter;
 
 pub(crate) use engine::{Admission, Answered, Effect, Engine, EngineView, Hold, Refusal, Wakeups};
@@ -29,5 +29,5 @@ pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, sl
 pub use settings::{OnLimit, OnUnavailable, window};
 pub(crate) use terms::{CancelledIds, Paused};
 #[cfg(test)]
-pub(crate) use waiter::Caller;
+pub(crate) use tests::Caller;
 pub(crate) use waiter::{End, LaneId, SlotRequest, Waiter};

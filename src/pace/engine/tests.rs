@@ -6,7 +6,7 @@ use super::*;
 use crate::limit::{Limit, LimitSet};
 use crate::pace::pacing::Fallback;
 use crate::pace::release::clock::TokioClock;
-use crate::pace::{Caller, OnLimit, OnUnavailable, testing};
+use crate::pace::{Caller, OnLimit, OnUnavailable, tests};
 use crate::store::{Change, MemoryStore, RecordState, Stamp};
 
 const MS: Duration = Duration::from_millis(1);
@@ -80,7 +80,7 @@ impl Driven {
 
 #[tokio::test(start_paused = true)]
 async fn each_is_released_at_its_slot_and_nothing_turns_in_vain() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..100);
     driven.run(Duration::from_secs(1)).await;
     let expected: Vec<(u64, u128)> = (0..100).map(|seq| (seq, u128::from(seq) * 10)).collect();
@@ -93,7 +93,7 @@ async fn each_is_released_at_its_slot_and_nothing_turns_in_vain() {
 
 #[tokio::test(start_paused = true)]
 async fn who_is_not_admitted_or_not_waited_for_gets_no_slot() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.engine.offer(Caller::new(0).cost(101));
     driven.engine.offer(Caller { is_live: false, ..Caller::new(1) });
     driven.offer(2..4);
@@ -104,7 +104,7 @@ async fn who_is_not_admitted_or_not_waited_for_gets_no_slot() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_limits_do_not_allow_is_refused_where_they_police() {
-    let settings = Settings { on_limit: OnLimit::Reject, ..testing::settings("10/s") };
+    let settings = Settings { on_limit: OnLimit::Reject, ..tests::settings("10/s") };
     let mut driven = Driven::new(settings);
     driven.offer(0..2);
     driven.run(50 * MS).await;
@@ -118,7 +118,7 @@ async fn what_the_limits_do_not_allow_is_refused_where_they_police() {
 
 #[tokio::test(start_paused = true)]
 async fn while_it_is_suspended_only_the_one_to_be_tried_goes() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..20);
     driven.run(45 * MS).await;
     assert_eq!(driven.seqs(), [0, 1, 2, 3, 4]);
@@ -141,7 +141,7 @@ async fn while_it_is_suspended_only_the_one_to_be_tried_goes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_gives_up_what_is_held_and_keeps_the_order() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..10);
     driven.run(25 * MS).await;
     driven.engine.penalize(Deadline::at(Instant::now() + Duration::from_secs(1)));
@@ -156,7 +156,7 @@ async fn a_pause_gives_up_what_is_held_and_keeps_the_order() {
 
 #[tokio::test(start_paused = true)]
 async fn at_its_end_all_come_back() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..10);
     driven.engine.offer_later(Instant::now() + Duration::from_secs(9), Caller::new(10));
     driven.run(15 * MS).await;
@@ -169,7 +169,7 @@ async fn at_its_end_all_come_back() {
 /// due a moment later.
 #[tokio::test]
 async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
-    let settings = Settings { on_unavailable: OnUnavailable::Local, ..testing::settings("100/s") };
+    let settings = Settings { on_unavailable: OnUnavailable::Local, ..tests::settings("100/s") };
     let mut driven = Driven::new(settings);
     driven.offer(0..1);
     driven.run(30 * MS).await;
@@ -193,7 +193,7 @@ async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
 
 #[tokio::test]
 async fn in_real_time_one_is_tried_while_nothing_paces() {
-    let mut driven = Driven::new(testing::settings("1/m"));
+    let mut driven = Driven::new(tests::settings("1/m"));
     driven.engine.pacing.begin_fallback(Fallback { local: None, leases: 1 }, Instant::now());
     driven.engine.suspend(Abandoned::Unauthorized);
     let now = Instant::now();
@@ -211,7 +211,7 @@ async fn in_real_time_one_is_tried_while_nothing_paces() {
 
 #[tokio::test(start_paused = true)]
 async fn the_one_to_be_tried_is_looked_at_again() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..1);
     driven.run(10 * MS).await;
     driven.engine.suspend(Abandoned::Unauthorized);
@@ -228,10 +228,10 @@ async fn the_one_to_be_tried_is_looked_at_again() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_is_asked_for_before_the_driver_goes_by_the_settings_in_force() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..1);
     driven.run(10 * MS).await;
-    driven.engine.reload(testing::settings("1/s"));
+    driven.engine.reload(tests::settings("1/s"));
     driven.offer(1..2);
     driven.engine.tick(Instant::now(), &UpTo(100));
     assert!(!driven.engine.pacing.is_calling(), "the driver admits by the old limits");
@@ -244,7 +244,7 @@ async fn nobody_is_asked_for_before_the_driver_goes_by_the_settings_in_force() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_has_lost_a_resume_is_told_of_it_and_all_goes_on() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..1);
     driven.run(50 * MS).await;
     // This store is behind, since the resume did not reach it.
@@ -266,7 +266,7 @@ async fn a_store_that_has_lost_a_resume_is_told_of_it_and_all_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn at_its_end_those_come_back_whom_the_driver_was_not_told_of() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     driven.offer(0..1);
     driven.run(5 * MS).await;
     driven.engine.offer(Caller::new(1).cost(101));
@@ -280,7 +280,7 @@ async fn at_its_end_those_come_back_whom_the_driver_was_not_told_of() {
 
 #[tokio::test(start_paused = true)]
 async fn the_slot_of_one_that_waits_no_longer_is_used_by_the_next() {
-    let mut driven = Driven::new(testing::settings("10/s"));
+    let mut driven = Driven::new(tests::settings("10/s"));
     driven.offer(0..2);
     driven.run(50 * MS).await;
     driven.offer(2..4);
@@ -293,7 +293,7 @@ async fn the_slot_of_one_that_waits_no_longer_is_used_by_the_next() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_nobody_uses_goes_back_to_the_store_if_it_is_the_last_one() {
-    let mut driven = Driven::new(testing::settings("40/s"));
+    let mut driven = Driven::new(tests::settings("40/s"));
     driven.offer(0..3);
     driven.run(20 * MS).await;
     assert_eq!(driven.engine.release().held(), 2);
@@ -321,7 +321,7 @@ async fn a_slot_that_nobody_uses_goes_back_to_the_store_if_it_is_the_last_one() 
 /// A waiter whose slot was missed gets another one, at once if slots lie further apart than the horizon.
 #[tokio::test(start_paused = true)]
 async fn a_missed_slot_of_a_slow_limit_goes_back() {
-    let mut driven = Driven::new(testing::settings("1/s"));
+    let mut driven = Driven::new(tests::settings("1/s"));
     driven.offer(0..2);
     driven.run(990 * MS).await;
     assert_eq!(driven.engine.release().held(), 1);
@@ -337,7 +337,7 @@ async fn only_what_was_taken_for_the_one_that_leaves_goes_back() {
     for (leaves, left) in [(1_u64, 5_u64), (2, 9)] {
         let window = Limit::sliding_log("log", 10, Duration::from_secs(1)).unwrap();
         let limits = LimitSet::new(vec![window]).unwrap();
-        let mut driven = Driven::new(Settings { limits, ..testing::settings("10/s") });
+        let mut driven = Driven::new(Settings { limits, ..tests::settings("10/s") });
         driven.engine.offer(Caller::new(0).cost(10));
         driven.run(10 * MS).await;
         driven.engine.offer(Caller::new(1).cost(1));
@@ -360,7 +360,7 @@ async fn only_what_was_taken_for_the_one_that_leaves_goes_back() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_driver_hears_counts_and_failures_are_told() {
-    let mut driven = Driven::new(testing::settings("100/s"));
+    let mut driven = Driven::new(tests::settings("100/s"));
     assert_eq!(driven.engine.generation(), None);
     driven.offer(0..1);
     driven.run(10 * MS).await;

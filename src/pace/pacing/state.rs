@@ -189,13 +189,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::pace::testing;
+    use crate::pace::tests;
     use crate::store::MemoryStore;
 
     const MS: Duration = Duration::from_millis(1);
 
     fn fallback(is_local: bool) -> Fallback {
-        let settings = Arc::new(testing::settings("5/s"));
+        let settings = Arc::new(tests::settings("5/s"));
         let local = is_local.then(|| LocalPace { store: Arc::new(MemoryStore::new()), settings });
         Fallback { local, leases: 4 }
     }

@@ -234,13 +234,13 @@ impl<W: Waiter> Release<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pace::{Caller, testing};
+    use crate::pace::{Caller, tests};
     use crate::time::Micros;
 
     const MS: Duration = Duration::from_millis(1);
 
     fn settings(rate: &str, on_limit: OnLimit) -> Settings {
-        Settings { on_limit, concurrency: 2, ..testing::settings(rate) }
+        Settings { on_limit, concurrency: 2, ..tests::settings(rate) }
     }
 
     fn release(rate: &str) -> Release<Caller> {

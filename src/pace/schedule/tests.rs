@@ -1,7 +1,7 @@
 //! Tests of the choice of lanes, the instants of requests, and the reach of slots.
 
 use super::*;
-use crate::pace::{Caller, PlanLimits, testing};
+use crate::pace::{Caller, PlanLimits, tests};
 
 const MS: Duration = Duration::from_millis(1);
 const OWN: LaneId = LaneId::DOWNSTREAM;
@@ -13,7 +13,7 @@ fn plan(number: usize) -> LaneId {
 
 /// Returns settings of 100/s, with a plan of 10/s and one of the whole pace.
 fn settings() -> Settings {
-    let settings = testing::settings("100/s");
+    let settings = tests::settings("100/s");
     let with = |rate: &str| {
         let own = Limit::leaky_bucket("plan", rate.parse().unwrap(), 1).unwrap();
         let limits = settings.limits.listed().cloned().chain([own]).collect();

@@ -251,14 +251,14 @@ async fn a_queue_is_full_for_its_own_plan_only() {
     let bench = Bench::new();
     let plan = |name: &str, rate: &str| {
         let own = Limit::leaky_bucket(name, rate.parse().unwrap(), 1).unwrap();
-        let base = crate::pace::testing::settings("100/s").limits;
+        let base = crate::pace::tests::settings("100/s").limits;
         let limits = base.iter().cloned().chain([own]).collect();
         PlanLimits { name: name.to_owned(), limits: LimitSet::new(limits).unwrap() }
     };
     let given = Settings {
         plans: vec![plan("free", "1/s"), plan("paid", "50/s")],
         prefetch: None,
-        ..crate::pace::testing::settings("100/s")
+        ..crate::pace::tests::settings("100/s")
     };
     let builder = ShaperBuilder::of_settings(given, LaneId::of_plan(Some(1)), Precision::Coarse);
     let paid =

@@ -1,7 +1,7 @@
 //! Tests of each transition of the table, and of the access that is wanted in each state.
 
 use super::*;
-use crate::pace::testing;
+use crate::pace::tests;
 use crate::terms::Override;
 
 const NOW: Micros = Micros(1_760_000_000_000_000);
@@ -12,13 +12,13 @@ fn status(generation: u64) -> Status {
 }
 
 fn text(rate: &str) -> String {
-    testing::settings(rate).terms().to_text()
+    tests::settings(rate).terms().to_text()
 }
 
 /// Returns the text by which this process puts a file of this rate in force in place of `before`.
 fn written(rate: &str, before: Option<&str>) -> String {
     let before = before.map(|before| Terms::parse(before).unwrap());
-    let terms = testing::settings(rate).terms();
+    let terms = tests::settings(rate).terms();
     terms.put_in_force(before.as_ref(), NOW, Replica::of_this_process()).to_text()
 }
 
@@ -33,7 +33,7 @@ fn rate(settings: &Settings) -> f64 {
 
 /// Returns an agreement on 5/s whose terms of generation 3 are in force.
 fn in_force() -> Agreement {
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     let adopted = agreement.on_record(status(3), Some(text("5/s")), NOW);
     assert_eq!(adopted.map(|adopted| rate(&adopted.settings)), Some(5.0));
     assert_eq!((agreement.state, agreement.settled(), agreement.wanted()), (State::InForce, Some(3), None));
@@ -64,7 +64,7 @@ fn rejected() -> Agreement {
 
 #[test]
 fn a_replica_proposes_its_own_where_the_store_has_none() {
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     assert_eq!((agreement.state, agreement.wanted()), (State::Unknown, Some(Wanted::Read)));
     assert!(agreement.on_record(status(0), None, NOW).is_none());
     let wanted = Wanted::Write { of: 0, text: written("5/s", None) };
@@ -76,18 +76,18 @@ fn a_replica_proposes_its_own_where_the_store_has_none() {
 
 #[test]
 fn another_file_replaces_the_terms_unless_their_revision_is_higher() {
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     agreement.on_record(status(3), Some(text("7/s")), NOW);
     assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: written("5/s", Some(&text("7/s"))) }));
-    let stored = Settings { revision: Some(2), ..testing::settings("7/s") }.terms().to_text();
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let stored = Settings { revision: Some(2), ..tests::settings("7/s") }.terms().to_text();
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     let adopted = agreement.on_record(status(3), Some(stored), NOW).unwrap();
     assert_eq!((rate(&adopted.settings), agreement.settled(), agreement.wanted()), (7.0, Some(3), None));
 }
 
 #[test]
 fn somebody_else_was_faster_with_a_proposal() {
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     agreement.on_record(status(0), None, NOW);
     agreement.on_record(status(1), Some(text("7/s")), NOW);
     let wanted = Wanted::Write { of: 1, text: written("5/s", Some(&text("7/s"))) };
@@ -96,7 +96,7 @@ fn somebody_else_was_faster_with_a_proposal() {
 
 #[test]
 fn unknown_to_rejected() {
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     assert!(agreement.on_record(status(4), Some(unreadable()), NOW).is_none());
     assert_eq!(agreement.state, State::Rejected);
     assert_eq!((agreement.settled(), agreement.wanted()), (None, None), "it is read now and then anyway");
@@ -164,7 +164,7 @@ fn lost_until_the_store_was_told_again() {
     agreement.on_record(status(3), Some(text("5/s")), NOW);
     assert_eq!(agreement.settled(), Some(3));
     // A pause was lost before any terms were known.
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     agreement.on_loss();
     agreement.on_recalled();
     assert_eq!(agreement.state, State::Unknown);
@@ -174,13 +174,13 @@ fn lost_until_the_store_was_told_again() {
 #[test]
 fn a_file_that_was_loaded_last_wins_over_older_terms_that_are_restored() {
     let at = |rate: &str, revision: Option<u64>, at: Micros| {
-        let settings = Settings { revision, ..testing::settings(rate) };
+        let settings = Settings { revision, ..tests::settings(rate) };
         settings.terms().put_in_force(None, at, Replica::of_this_process()).to_text()
     };
     let (before, later) = (NOW.minus(MINUTE), NOW.plus(MINUTE));
     // Any replica that knows the newer file restores it, not only the one that loaded it.
     let knowing = |own: Option<u64>| {
-        let mut agreement = Agreement::new(Settings { revision: own, ..testing::settings("9/s") });
+        let mut agreement = Agreement::new(Settings { revision: own, ..tests::settings("9/s") });
         agreement.is_proposing = false;
         agreement.on_record(status(2), Some(at("9/s", own, NOW)), NOW).unwrap();
         assert_eq!((agreement.settled(), agreement.wanted()), (Some(2), None));
@@ -225,12 +225,12 @@ fn rejected_to_in_force_and_to_outdated() {
     agreement.on_loss();
     agreement.on_recalled();
     assert!(!agreement.is_usable() && agreement.on_record(status(4), Some(unreadable()), NOW).is_none());
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     agreement.on_record(status(4), Some(unreadable()), NOW);
     agreement.on_generation(5);
     assert_eq!(agreement.state, State::Unknown, "none were ever known");
     let mut agreement = rejected();
-    let settings = agreement.give(testing::settings("8/s"), NOW);
+    let settings = agreement.give(tests::settings("8/s"), NOW);
     assert_eq!((agreement.state, rate(&settings)), (State::Outdated, 5.0), "as before, until all agree");
     assert_eq!(agreement.wanted(), Some(Wanted::Read), "to be proposed");
 }
@@ -238,7 +238,7 @@ fn rejected_to_in_force_and_to_outdated() {
 #[test]
 fn a_reload_proposes_while_the_terms_in_force_count_on() {
     let mut agreement = in_force();
-    let given = Settings { concurrency: 7, ..testing::settings("8/s") };
+    let given = Settings { concurrency: 7, ..tests::settings("8/s") };
     let settings = agreement.give(given, NOW);
     assert_eq!((rate(&settings), settings.concurrency), (5.0, 7), "all but the limits counts at once");
     assert_eq!((agreement.settled(), agreement.wanted()), (Some(3), Some(Wanted::Read)));
@@ -252,7 +252,7 @@ fn a_reload_proposes_while_the_terms_in_force_count_on() {
 fn a_rate_that_an_operator_set_ends() {
     const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
     let mut agreement = in_force();
-    let mut terms = testing::settings("5/s").terms();
+    let mut terms = tests::settings("5/s").terms();
     let (rate_set, until) = ("20/s".parse().unwrap(), Some(NOW.plus(SECOND)));
     let rate_set = Override { rate: rate_set, until, reason: None, by: None, set_at: NOW };
     terms.set_rate(None, rate_set).unwrap();
@@ -264,7 +264,7 @@ fn a_rate_that_an_operator_set_ends() {
     let end = NOW.plus(SECOND);
     assert_eq!(agreement.without_expired(end).map(|settings| rate(&settings)), Some(5.0));
     assert!(agreement.expire(end, false).is_none(), "the store is told first");
-    let left = testing::settings("5/s").terms();
+    let left = tests::settings("5/s").terms();
     let left = left.put_in_force(Some(&terms), end, Replica::of_this_process()).to_text();
     assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 4, text: left }));
     assert_eq!(agreement.next_end(), None, "it is noticed once");
@@ -276,7 +276,7 @@ fn a_rate_that_an_operator_set_ends() {
 
 #[test]
 fn one_that_does_not_propose_reads_until_it_can_go_by_the_terms() {
-    let mut agreement = Agreement::new(testing::settings("5/s"));
+    let mut agreement = Agreement::new(tests::settings("5/s"));
     agreement.do_not_propose();
     assert_eq!(agreement.wanted(), Some(Wanted::Read));
     assert!(agreement.on_record(status(3), Some(unreadable()), NOW).is_none());
@@ -290,15 +290,15 @@ fn one_that_does_not_propose_reads_until_it_can_go_by_the_terms() {
 #[test]
 fn another_file_is_warned_of_once_however_many_rates_are_set() {
     let mut agreement = in_force();
-    let own = testing::settings("5/s").terms();
+    let own = tests::settings("5/s").terms();
     assert_eq!(agreement.fingerprint(), Some(own.fingerprint()));
-    let mut other = testing::settings("7/s").terms();
+    let mut other = tests::settings("7/s").terms();
     assert!(agreement.is_another_file(&other));
     let rate = "20/s".parse().unwrap();
     other.set_rate(None, Override { rate, until: None, reason: None, by: None, set_at: NOW }).unwrap();
     assert!(!agreement.is_another_file(&other), "it is the same file, with a rate over it");
-    assert!(agreement.is_another_file(&testing::settings("8/s").terms()));
+    assert!(agreement.is_another_file(&tests::settings("8/s").terms()));
     assert!(!agreement.is_another_file(&own), "its own is in force again");
-    assert!(agreement.is_another_file(&testing::settings("8/s").terms()));
+    assert!(agreement.is_another_file(&tests::settings("8/s").terms()));
     assert_eq!(rejected().fingerprint(), None, "nobody knows what is in force");
 }

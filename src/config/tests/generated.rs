@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use super::document::quote;
-use super::key::{Absent, Change, Declared};
-use super::limits::{ALGORITHMS, KEYS};
-use super::schema::declared;
+use crate::config::document::quote;
+use crate::config::key::{Absent, Change, Declared};
+use crate::config::limits::{ALGORITHMS, KEYS};
+use crate::config::schema::declared;
 
 /// The longest line of `config/paced.toml` to which the bounds are added.
 const WIDTH: usize = 130;
