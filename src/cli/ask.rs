@@ -57,8 +57,7 @@ impl Failure {
 
     /// Prints the text to stderr and returns the exit code.
     pub(super) fn say(self) -> Exit {
-        out::say(format_args!("paced: {}", self.text));
-        self.exit
+        out::fail(self.exit, self.text)
     }
 }
 

@@ -27,11 +27,7 @@ pub(super) struct Args {
     reason: Option<String>,
 }
 
-pub(super) async fn run(global: &Global, args: Args) -> Exit {
-    cancel(global, args).await.err().unwrap_or(Exit::Ok)
-}
-
-async fn cancel(global: &Global, args: Args) -> Result<(), Exit> {
+pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let Args { downstream, ids, span, undo, reason } = args;
     let daemon = Daemon::of(global)?;
     let ids = all(ids).await?;
@@ -73,8 +69,7 @@ async fn all(named: Vec<String>) -> Result<Vec<String>, Exit> {
         }
     }
     if ids.is_empty() {
-        out::say("paced: stdin has no ids; write one a line");
-        return Err(Exit::Usage);
+        return Err(out::fail(Exit::Usage, "stdin has no ids; write one a line"));
     }
     Ok(ids)
 }
@@ -86,16 +81,11 @@ async fn read(ids: &mut Vec<String>) -> Result<(), Exit> {
         match lines.next_line().await {
             Ok(Some(line)) => ids.extend(Some(line.trim().to_owned()).filter(|line| !line.is_empty())),
             Ok(None) => return Ok(()),
-            Err(error) => {
-                out::say(format_args!("paced: stdin: {error}"));
-                return Err(Exit::Failed);
-            }
+            Err(error) => return Err(out::fail(Exit::Failed, format_args!("stdin: {error}"))),
         }
         if ids.len() > MAX_TOMBSTONES {
-            out::say(format_args!(
-                "paced: more than {MAX_TOMBSTONES} ids; that many can be cancelled at most"
-            ));
-            return Err(Exit::Usage);
+            let problem = format_args!("more than {MAX_TOMBSTONES} ids; that many can be cancelled at most");
+            return Err(out::fail(Exit::Usage, problem));
         }
     }
 }

@@ -17,12 +17,10 @@ pub(super) struct Args {
     online: bool,
 }
 
-pub(super) async fn run(global: &Global, args: &Args) -> Exit {
+pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     let mut report = Report { is_json: global.output == Output::Json, ..Report::default() };
-    let checked = check(global, args, &mut report).await;
-    match checked.and_then(|()| report.end()) {
-        Ok(exit) | Err(exit) => exit,
-    }
+    check(global, args, &mut report).await?;
+    report.end()
 }
 
 async fn check(global: &Global, args: &Args, report: &mut Report) -> Result<(), Exit> {
@@ -96,15 +94,15 @@ impl Report {
     }
 
     /// Prints the JSON, and returns the exit code.
-    fn end(self) -> Result<Exit, Exit> {
-        let exit = Exit::worst(self.exits).unwrap_or(Exit::Ok);
+    fn end(self) -> Result<(), Exit> {
+        let exit = Exit::worst(self.exits);
         if self.is_json {
             let mut all = self.found;
-            all.insert("ok".to_owned(), (exit == Exit::Ok).into());
+            all.insert("ok".to_owned(), exit.is_none().into());
             all.insert("warnings".to_owned(), json!(self.warnings));
             all.insert("errors".to_owned(), json!(self.errors));
             out::json(&all)?;
         }
-        Ok(exit)
+        exit.map_or(Ok(()), Err)
     }
 }

@@ -12,12 +12,11 @@ pub(super) enum Command {
     Schema,
 }
 
-pub(super) fn run(global: &Global, command: &Command) -> Exit {
-    let printed = match command {
+pub(super) fn run(global: &Global, command: &Command) -> Result<(), Exit> {
+    match command {
         Command::Show => show(global),
         Command::Schema => schema(global),
-    };
-    printed.err().unwrap_or(Exit::Ok)
+    }
 }
 
 fn show(global: &Global) -> Result<(), Exit> {

@@ -19,6 +19,5 @@ pub(super) fn confirm(question: impl Display) -> Result<(), Exit> {
     if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
         return Ok(());
     }
-    out::say("paced: nothing was changed");
-    Err(Exit::Usage)
+    Err(out::fail(Exit::Usage, "nothing was changed"))
 }

@@ -1,10 +1,7 @@
 //! `paced dead`: dead letters and unroutable messages, listed without harm, replayed and removed.
 
-use std::cell::Cell;
-use std::future::Future;
-
-use indicatif::{ProgressBar, ProgressStyle};
-use paced::amqp::{DeadLetters, Edits, Error, Replay, Scan, Tally};
+use indicatif::ProgressBar;
+use paced::amqp::{DeadLetters, Edits, Error, Letter, Replay, Scan, Tally};
 use paced::{Precision, Rate, Shaper};
 
 use super::exit::Exit;
@@ -17,15 +14,12 @@ mod args;
 mod list;
 mod show;
 
-pub(super) async fn run(global: &Global, command: Command) -> Exit {
-    let outcome = match command {
+pub(super) async fn run(global: &Global, command: Command) -> Result<(), Exit> {
+    match command {
         Command::List(args) => list(global, args).await,
         Command::Show(args) => show(global, args).await,
         Command::Replay(args) => replay(global, args).await,
         Command::Purge(args) => purge(global, args).await,
-    };
-    match outcome {
-        Ok(exit) | Err(exit) => exit,
     }
 }
 
@@ -50,7 +44,7 @@ impl Letters {
             Some(downstream) => (DeadLetters::open(&options, downstream).await, "dead letter"),
             None => (DeadLetters::open_unroutable(&options).await, "unroutable message"),
         };
-        let queue = queue.map_err(|error| failed(&error))?;
+        let queue = queue.map_err(out::failed)?;
         // A queue that paced declared has a limit that nobody reaches, but another program may have declared it.
         if let Some(limit) = queue.low_delivery_limit().await {
             out::say(format_args!(
@@ -67,39 +61,44 @@ impl Letters {
         format!("{}{}{whose}", self.noun, if count == 1 { "" } else { "s" })
     }
 
+    async fn list(&self, scan: &Scan, done: &str) -> Result<(Vec<Letter>, Tally), Exit> {
+        let bar = bar();
+        let listing = self.queue.list(scan, |tally| draw(&bar, tally, done));
+        let listed = interruptible(&scan.stop, listing).await;
+        bar.finish_and_clear();
+        listed?.map_err(out::failed)
+    }
+
     /// Waits for a scan that removes letters. An error is printed together with how many were removed before it.
     async fn follow(
         &self,
         scan: &Scan,
-        removed: &Cell<u32>,
-        work: impl Future<Output = Result<Tally, Error>>,
+        done: &str,
+        work: impl AsyncFnOnce(&mut dyn FnMut(&Tally)) -> Result<Tally, Error>,
     ) -> Result<Tally, Exit> {
-        let outcome = interruptible(&scan.stop, work).await;
+        let (bar, mut removed) = (bar(), 0);
+        let mut progress = |tally: &Tally| {
+            draw(&bar, tally, done);
+            removed = tally.done;
+        };
+        let outcome = interruptible(&scan.stop, work(&mut progress)).await;
+        bar.finish_and_clear();
         let failed = match outcome {
             Ok(Ok(tally)) => return Ok(tally),
-            Ok(Err(error)) => failed(&error),
+            Ok(Err(error)) => out::failed(error),
             Err(exit) => exit,
         };
-        if removed.get() > 0 {
-            let (removed, noun) = (removed.get(), self.noun);
+        if removed > 0 {
+            let noun = self.noun;
             out::say(format_args!("paced: broke off after {removed} {noun}(s); the others stay"));
         }
         Err(failed)
     }
 }
 
-fn failed(error: &Error) -> Exit {
-    out::say(format_args!("paced: {error}"));
-    Exit::from(error)
-}
-
 /// A bar on stderr, which is hidden where that is no terminal.
 fn bar() -> ProgressBar {
-    // An invalid template shows the default bar.
-    match ProgressStyle::with_template("{bar:40} {pos}/{len} examined, {msg}") {
-        Ok(style) => ProgressBar::new(0).with_style(style),
-        Err(_) => ProgressBar::new(0),
-    }
+    ProgressBar::new(0).with_style(out::bar_style("{bar:40} {pos}/{len} examined, {msg}"))
 }
 
 fn draw(bar: &ProgressBar, tally: &Tally, done: &str) {
@@ -108,24 +107,18 @@ fn draw(bar: &ProgressBar, tally: &Tally, done: &str) {
     bar.set_message(format!("{} {done}", tally.done));
 }
 
-/// The exit of a scan that has come to its end, or was stopped.
-fn ended(tally: &Tally) -> Exit {
-    if tally.stopped {
-        out::say(format_args!("paced: stopped; {} of {} examined", tally.seen, tally.found));
-        Exit::Failed
-    } else {
-        Exit::Ok
+/// The end of a scan: that of the queue, unless it was stopped before.
+fn ended(&Tally { stopped, seen, found, .. }: &Tally) -> Result<(), Exit> {
+    if !stopped {
+        return Ok(());
     }
+    Err(out::fail(Exit::Failed, format_args!("stopped; {seen} of {found} examined")))
 }
 
-async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> Result<Exit, Exit> {
+async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> Result<(), Exit> {
     let letters = Letters::open(global, origin, None).await?;
     let scan = Scan { filter: filter.into(), limit: Some(limit), ..Scan::default() };
-    let bar = bar();
-    let listing = letters.queue.list(&scan, |tally| draw(&bar, tally, "listed"));
-    let listed = interruptible(&scan.stop, listing).await;
-    bar.finish_and_clear();
-    let (listed, tally) = listed?.map_err(|error| failed(&error))?;
+    let (listed, tally) = letters.list(&scan, "listed").await?;
     match global.output {
         Output::Json => listed.iter().try_for_each(|letter| out::json(&list::json(letter)))?,
         Output::Human if listed.is_empty() => {
@@ -135,18 +128,14 @@ async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> 
         Output::Human => list::table(&listed, &tally, letters.downstream.is_none())?,
     }
     letters.queue.close().await;
-    Ok(ended(&tally))
+    ended(&tally)
 }
 
-async fn show(global: &Global, args: ShowArgs) -> Result<Exit, Exit> {
+async fn show(global: &Global, args: ShowArgs) -> Result<(), Exit> {
     let (origin, filter, limit) = args.resolve()?;
     let letters = Letters::open(global, origin, None).await?;
     let scan = Scan { filter, limit: Some(limit), ..Scan::default() };
-    let bar = bar();
-    let listing = letters.queue.list(&scan, |tally| draw(&bar, tally, "found"));
-    let listed = interruptible(&scan.stop, listing).await;
-    bar.finish_and_clear();
-    let (listed, tally) = listed?.map_err(|error| failed(&error))?;
+    let (listed, tally) = letters.list(&scan, "found").await?;
     let title = letters.title(tally.found);
     letters.queue.close().await;
     for letter in &listed {
@@ -156,13 +145,13 @@ async fn show(global: &Global, args: ShowArgs) -> Result<Exit, Exit> {
         }
     }
     if listed.is_empty() && !tally.stopped {
-        out::say(format_args!("paced: none of {} {title} matches", tally.found));
-        return Err(Exit::Failed);
+        let found = tally.found;
+        return Err(out::fail(Exit::Failed, format_args!("none of {found} {title} matches")));
     }
-    Ok(ended(&tally))
+    ended(&tally)
 }
 
-async fn replay(global: &Global, args: ReplayArgs) -> Result<Exit, Exit> {
+async fn replay(global: &Global, args: ReplayArgs) -> Result<(), Exit> {
     args.check()?;
     let pace = args.rate.map(shaper).transpose()?;
     let letters = Letters::open(global, args.origin, args.to.as_deref()).await?;
@@ -170,14 +159,8 @@ async fn replay(global: &Global, args: ReplayArgs) -> Result<Exit, Exit> {
     let edits = Edits { set: args.set_header, unset: args.unset_header, new_id: args.new_id };
     let is_addressed = args.to.is_some();
     let replay = Replay { edits, to: args.to, pace };
-    let (bar, removed) = (bar(), Cell::new(0));
-    let work = letters.queue.replay(&scan, &replay, |tally| {
-        draw(&bar, tally, "replayed");
-        removed.set(tally.done);
-    });
-    let tally = letters.follow(&scan, &removed, work).await;
-    bar.finish_and_clear();
-    let tally = tally?;
+    let work = async |progress: &mut dyn FnMut(&Tally)| letters.queue.replay(&scan, &replay, progress).await;
+    let tally = letters.follow(&scan, "replayed", work).await?;
     letters.queue.close().await;
     let Tally { found, done, kept, failed, .. } = tally;
     match global.output {
@@ -191,10 +174,10 @@ async fn replay(global: &Global, args: ReplayArgs) -> Result<Exit, Exit> {
             None if !is_addressed => "; --to DOWNSTREAM sends them to one that there is",
             _ => "",
         };
-        out::say(format_args!("paced: {failed} could not be published and stay: {error}{hint}"));
-        return Err(Exit::Failed);
+        let why = format_args!("{failed} could not be published and stay: {error}{hint}");
+        return Err(out::fail(Exit::Failed, why));
     }
-    Ok(ended(&tally))
+    ended(&tally)
 }
 
 /// The pace of a replay, for this process alone.
@@ -202,50 +185,40 @@ fn shaper(rate: Rate) -> Result<Shaper, Exit> {
     // A slow rate's next slot may lie far ahead.
     const YEAR: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);
     let shaper = Shaper::builder("replay", rate).max_wait(YEAR).precision(Precision::Coarse).build();
-    shaper.map_err(|error| {
-        out::say(format_args!("paced: --rate: {error}"));
-        Exit::Usage
-    })
+    shaper.map_err(|error| out::fail(Exit::Usage, format_args!("--rate: {error}")))
 }
 
-async fn purge(global: &Global, args: PurgeArgs) -> Result<Exit, Exit> {
+async fn purge(global: &Global, args: PurgeArgs) -> Result<(), Exit> {
     if !args.yes && !confirm::is_possible() {
-        out::say("paced: a purge removes letters for good; say --yes if it is meant");
-        return Err(Exit::Usage);
+        return Err(out::fail(Exit::Usage, "a purge removes letters for good; say --yes if it is meant"));
     }
     let letters = Letters::open(global, args.origin, None).await?;
     let mut scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };
     if !args.yes && !agreed(&letters, &mut scan).await? {
         letters.queue.close().await;
-        return Ok(Exit::Ok);
+        return Ok(());
     }
-    let (bar, removed) = (bar(), Cell::new(0));
-    let work = letters.queue.purge(&scan, |tally| {
-        draw(&bar, tally, "purged");
-        removed.set(tally.done);
-    });
-    let tally = letters.follow(&scan, &removed, work).await;
-    bar.finish_and_clear();
-    let tally = tally?;
+    let work = async |progress: &mut dyn FnMut(&Tally)| letters.queue.purge(&scan, progress).await;
+    let tally = letters.follow(&scan, "purged", work).await?;
     let Tally { found, done, kept, .. } = tally;
     match global.output {
         Output::Json => out::json(&serde_json::json!({ "found": found, "purged": done, "kept": kept }))?,
         Output::Human => out::line(format_args!("purged {done} of {found} {}(s)", letters.noun))?,
     }
     letters.queue.close().await;
-    Ok(ended(&tally))
+    ended(&tally)
 }
 
 /// Asks whether the letters that match are to be removed, and bounds the scan to these; false where there are none.
 async fn agreed(letters: &Letters, scan: &mut Scan) -> Result<bool, Exit> {
     let (found, matching) = if scan.filter.is_empty() {
-        let found = letters.queue.count().await.map_err(|error| failed(&error))?;
+        let found = letters.queue.count().await.map_err(out::failed)?;
         (found, found.min(scan.limit.unwrap_or(found)))
     } else {
         let bar = bar();
         let tally = letters.queue.count_matching(scan, |tally| draw(&bar, tally, "match")).await;
         bar.finish_and_clear();
-        let tally = tally.map_err(|error| failed(&error))?;
+        let tally = tally.map_err(out::failed)?;
         (tally.found, tally.done)
     };
     if matching == 0 {

@@ -4,10 +4,9 @@ use std::process::ExitCode;
 
 use crate::daemon;
 
-/// The ways in which the process ends.
+/// The ways in which a command fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
-    Ok,
     /// An unexpected error, or something that was not delivered.
     Failed,
     /// The arguments are wrong.
@@ -25,7 +24,6 @@ pub(super) enum Exit {
 impl Exit {
     pub(super) const fn code(self) -> u8 {
         match self {
-            Self::Ok => 0,
             Self::Failed => 1,
             Self::Usage => 2,
             Self::Unavailable => 69,

@@ -1,6 +1,6 @@
 //! What is known of a downstream, as lines of a title and a text, for `paced status NAME` and `paced top`.
 
-use paced::api::state::Downstream;
+use paced::api::state::{Downstream, State};
 
 use super::{out, parts};
 
@@ -27,6 +27,14 @@ pub(super) fn pace(per_second: f64) -> String {
         rate if rate < 0.01 => format!("{:.1}/h", rate * 3600.0),
         rate if rate < 10.0 => format!("{rate:.2}/s"),
         rate => format!("{rate:.1}/s"),
+    }
+}
+
+/// Whether the broker is connected, and what of it is lost.
+pub(super) fn broker(state: &State) -> String {
+    match state.amqp.lost.as_slice() {
+        [] if state.amqp.connected => "RabbitMQ ok".to_owned(),
+        lost => format!("RabbitMQ AWAY ({})", lost.join(", ")),
     }
 }
 

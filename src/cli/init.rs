@@ -6,10 +6,9 @@ use std::io::{self, BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use paced::config;
-use serde_json::json;
 
 use super::exit::Exit;
-use super::{Global, Output, confirm, out};
+use super::{Global, confirm, out};
 use field::Field;
 
 mod field;
@@ -46,11 +45,7 @@ pub(super) struct Args {
 /// What was given for each field, or is its default. A field without either is absent.
 type Answers = BTreeMap<Field, String>;
 
-pub(super) fn run(global: &Global, args: &Args) -> Exit {
-    init(global, args).err().unwrap_or(Exit::Ok)
-}
-
-fn init(global: &Global, args: &Args) -> Result<(), Exit> {
+pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     // Nobody is asked for what would not be written.
     if let Some(file) = args.file.as_deref().filter(|file| !args.force && file.symlink_metadata().is_ok()) {
         return Err(exists(file));
@@ -84,10 +79,7 @@ fn init(global: &Global, args: &Args) -> Result<(), Exit> {
     for (path, text, mode) in &files {
         write(path, text, *mode, args.force)?;
     }
-    files.iter().rev().try_for_each(|(path, ..)| match global.output {
-        Output::Human => out::line(path.display()),
-        Output::Json => out::json(&json!({ "file": path })),
-    })
+    files.iter().rev().try_for_each(|(path, ..)| out::path(global.output, path))
 }
 
 /// The answers of the arguments, and those that are typed where one is missing that has no default.
@@ -95,10 +87,8 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
     let mut answers = Answers::new();
     for field in Field::ALL {
         if let Some(given) = field.given(args) {
-            render::check(field, given).map_err(|problem| {
-                out::say(format_args!("paced: {}: {problem}", field.option()));
-                Exit::Usage
-            })?;
+            render::check(field, given)
+                .map_err(|problem| out::fail(Exit::Usage, format_args!("{}: {problem}", field.option())))?;
             answers.insert(field, given.clone());
         }
     }
@@ -106,12 +96,12 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
     let missing: Vec<&str> = Field::ALL.into_iter().filter(is_missing).map(Field::option).collect();
     if !missing.is_empty() {
         if !confirm::is_possible() {
-            out::say(format_args!(
-                "paced: nobody can be asked here, since this is no terminal; give {}, such as --downstream billing \
+            let problem = format!(
+                "nobody can be asked here, since this is no terminal; give {}, such as --downstream billing \
                  --base-url https://api.example.com/v1/ --rate 50/s",
                 missing.join(", ")
-            ));
-            return Err(Exit::Usage);
+            );
+            return Err(out::fail(Exit::Usage, problem));
         }
         for field in Field::ALL {
             if !answers.contains_key(&field)
@@ -137,10 +127,7 @@ fn ask(field: Field) -> Result<Option<String>, Exit> {
         match io::stdin().lock().read_line(&mut line) {
             Ok(1..) => {}
             // The end of the input, or an error of it.
-            _ => {
-                out::say("paced: nothing was written");
-                return Err(Exit::Usage);
-            }
+            _ => return Err(out::fail(Exit::Usage, "nothing was written")),
         }
         let answer = line.trim();
         if answer.is_empty() && !field.is_required() {
@@ -154,8 +141,7 @@ fn ask(field: Field) -> Result<Option<String>, Exit> {
 }
 
 fn exists(file: &Path) -> Exit {
-    out::say(format_args!("paced: {} is there already; --force replaces it", file.display()));
-    Exit::Usage
+    out::fail(Exit::Usage, format_args!("{} is there already; --force replaces it", file.display()))
 }
 
 /// Writes a file that is not there yet, or with `force` over one that is.
@@ -178,9 +164,6 @@ fn write(file: &Path, text: &str, mode: u32, force: bool) -> Result<(), Exit> {
     });
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => exists(file),
-        _ => {
-            out::say(format_args!("paced: cannot write to {}: {error}", file.display()));
-            Exit::Failed
-        }
+        _ => out::fail(Exit::Failed, format_args!("cannot write to {}: {error}", file.display())),
     })
 }

@@ -13,10 +13,7 @@ pub(super) async fn open(file: Option<&Path>) -> Result<Box<dyn AsyncBufRead + S
     match file {
         Some(path) if path != Path::new("-") => match File::open(path).await {
             Ok(file) => Ok(Box::new(BufReader::with_capacity(64 * 1024, file))),
-            Err(error) => {
-                out::say(format_args!("paced: {}: {error}", path.display()));
-                Err(Exit::Usage)
-            }
+            Err(error) => Err(out::fail(Exit::Usage, format_args!("{}: {error}", path.display()))),
         },
         _ => Ok(Box::new(BufReader::new(stdin()))),
     }

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
-use serde_json::json;
 
 use super::exit::Exit;
-use super::{Cli, Global, Output, out};
+use super::{Cli, Global, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CompletionsArgs {
@@ -23,27 +22,22 @@ pub(super) struct ManArgs {
     dir: PathBuf,
 }
 
-pub(super) fn completions(args: &CompletionsArgs) -> Exit {
+pub(super) fn completions(args: &CompletionsArgs) -> Result<(), Exit> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "paced", &mut script);
-    out::raw(&script).err().unwrap_or(Exit::Ok)
+    out::raw(&script)
 }
 
 /// Writes the pages, and prints their paths.
-pub(super) fn pages(global: &Global, args: &ManArgs) -> Exit {
+pub(super) fn pages(global: &Global, args: &ManArgs) -> Result<(), Exit> {
     let dir = &args.dir;
     let mut root = Cli::command().disable_help_subcommand(true);
     root.build();
     let mut pages = Vec::new();
-    if let Err(error) = std::fs::create_dir_all(dir).and_then(|()| page(&root, dir, &mut pages)) {
-        out::say(format_args!("paced: cannot write to {}: {error}", dir.display()));
-        return Exit::Failed;
-    }
-    let printed = pages.iter().try_for_each(|path| match global.output {
-        Output::Human => out::line(path.display()),
-        Output::Json => out::json(&json!({ "file": path })),
-    });
-    printed.err().unwrap_or(Exit::Ok)
+    std::fs::create_dir_all(dir).and_then(|()| page(&root, dir, &mut pages)).map_err(|error| {
+        out::fail(Exit::Failed, format_args!("cannot write to {}: {error}", dir.display()))
+    })?;
+    pages.iter().try_for_each(|path| out::path(global.output, path))
 }
 
 /// Writes the page of this command, and those of its commands.

@@ -155,11 +155,10 @@ pub(crate) fn main() -> ExitCode {
     let (runtime, _log) = match (runtime, log) {
         (Ok(runtime), Ok(log)) => (runtime, log),
         (Err(error), _) | (_, Err(error)) => {
-            out::say(format_args!("paced: cannot start: {error}"));
-            return Exit::Failed.into();
+            return out::fail(Exit::Failed, format_args!("cannot start: {error}")).into();
         }
     };
-    let exit = runtime.block_on(async {
+    let ended = runtime.block_on(async {
         match command {
             Command::Run(_) => run::run(&global).await,
             Command::Init(args) => init::run(&global, &args),
@@ -181,7 +180,7 @@ pub(crate) fn main() -> ExitCode {
     });
     // A pending read of stdin must not keep the process alive.
     runtime.shutdown_background();
-    exit.into()
+    ended.map_or_else(Into::into, |()| ExitCode::SUCCESS)
 }
 
 /// The events that a command does not log, since it reports them itself.

@@ -24,11 +24,8 @@ pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
 pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a Downstream, Exit> {
     settings.downstreams.get(name).ok_or_else(|| {
         let known: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
-        out::say(format_args!(
-            "paced: no downstream `{name}` in the configuration; it has {}",
-            known.join(", ")
-        ));
-        Exit::Usage
+        let known = known.join(", ");
+        out::fail(Exit::Usage, format_args!("no downstream `{name}` in the configuration; it has {known}"))
     })
 }
 

@@ -29,12 +29,14 @@ pub(super) struct ResumeArgs {
     reason: Option<String>,
 }
 
-pub(super) async fn pause(global: &Global, PauseArgs { downstream, span, reason }: PauseArgs) -> Exit {
-    change(global, &PAUSE, &downstream, Pause { span, reason }).await.err().unwrap_or(Exit::Ok)
+pub(super) async fn pause(global: &Global, args: PauseArgs) -> Result<(), Exit> {
+    let PauseArgs { downstream, span, reason } = args;
+    change(global, &PAUSE, &downstream, Pause { span, reason }).await
 }
 
-pub(super) async fn resume(global: &Global, ResumeArgs { downstream, reason }: ResumeArgs) -> Exit {
-    change(global, &RESUME, &downstream, Resume { reason }).await.err().unwrap_or(Exit::Ok)
+pub(super) async fn resume(global: &Global, args: ResumeArgs) -> Result<(), Exit> {
+    let ResumeArgs { downstream, reason } = args;
+    change(global, &RESUME, &downstream, Resume { reason }).await
 }
 
 async fn change<O: Serialize>(

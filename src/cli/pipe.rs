@@ -95,13 +95,7 @@ fn on_limit(text: &str) -> Result<OnLimit, String> {
     }
 }
 
-pub(super) async fn run(global: &Global, args: Args) -> Exit {
-    match pump(global, args).await {
-        Ok(exit) | Err(exit) => exit,
-    }
-}
-
-async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
+pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let signals = Signals::with_hangup().map_err(out::failed)?;
     let (base, last) = target::split(&args.to);
     let dispatcher = dispatcher(&args, base)?;
@@ -123,24 +117,24 @@ async fn pump(global: &Global, args: Args) -> Result<Exit, Exit> {
     });
     let end = follow(working, signals, &stop, |totals| bar.draw(totals, total.get()), &progress).await;
     bar.clear();
-    let (cut_off, totals, exit) = match end {
+    let (cut_off, totals, ended) = match end {
         End::Ended(drained, totals) => {
             let totals = totals.map_err(|error| unwritten(&error))?;
-            let exit = match (drained.unfinished, totals.is_clean()) {
-                _ if totals.mismatched => Exit::Usage,
-                (0, true) => Exit::Ok,
-                (0, false) => Exit::Failed,
-                _ => Exit::Undrained,
+            let ended = match (drained.unfinished, totals.is_clean()) {
+                _ if totals.mismatched => Err(Exit::Usage),
+                (0, true) => Ok(()),
+                (0, false) => Err(Exit::Failed),
+                _ => Err(Exit::Undrained),
             };
-            (drained.unfinished as u64, totals, exit)
+            (drained.unfinished as u64, totals, ended)
         }
-        End::Stopped { cut_off } => (cut_off, progress.totals(), Exit::Undrained),
+        End::Stopped { cut_off } => (cut_off, progress.totals(), Err(Exit::Undrained)),
     };
     if wanted != Wanted::Nothing {
         let total = known(&total, &progress).await;
         telemetry::note(format_args!("paced: {}", Closing { totals, total, cut_off }));
     }
-    Ok(exit)
+    ended
 }
 
 /// How the work ended.
@@ -215,10 +209,7 @@ fn unwritten(error: &io::Error) -> Exit {
 }
 
 fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
-    let usage = |error: &dyn std::error::Error| {
-        out::say(format_args!("paced: {error}"));
-        Exit::Usage
-    };
+    let usage = |error: &dyn std::error::Error| out::fail(Exit::Usage, error);
     let limit = Limit::leaky_bucket("rate", args.rate, 1).map_err(|error| usage(&error))?;
     let limits = LimitSet::new(vec![limit]).map_err(|error| usage(&error))?;
     let timeout = Duration::from_secs(args.timeout.into());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use paced::amqp::{self, Amqp, PublishError, Publisher};
 use paced::failpoint;
 use paced::job::{Message, Rules, Value, decode, ndjson};
@@ -61,19 +61,12 @@ struct Tally {
 /// The id of a job that failed, and the error; `None` where it was in flight when the broker was lost.
 type Failure = (String, Option<PublishError>);
 
-pub(super) async fn run(global: &Global, args: Args) -> Exit {
-    match publish(global, args).await {
-        Ok(exit) | Err(exit) => exit,
-    }
-}
-
-async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
+pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let settings = parts::load(global)?.settings;
     let downstream = parts::downstream(&settings, &args.downstream)?;
     let no_input = args.file.is_none() && args.count.is_none() && args.body.is_none();
     if no_input && std::io::stdin().is_terminal() {
-        out::say(format_args!("paced: nothing to publish; give a FILE, --body TEXT or --count N"));
-        return Err(Exit::Usage);
+        return Err(out::fail(Exit::Usage, "nothing to publish; give a FILE, --body TEXT or --count N"));
     }
     let rules = daemon::rules(&settings, downstream);
     let mut options = parts::amqp(&settings)?;
@@ -84,10 +77,7 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
         Some(input::open(args.file.as_deref()).await?)
     };
     let amqp = Amqp::publishing(options.clone()).await.map_err(out::failed)?;
-    let (exchange, key) = options.target(&args.downstream).map_err(|error| {
-        out::say(format_args!("paced: {error}"));
-        Exit::Failed
-    })?;
+    let (exchange, key) = options.target(&args.downstream).map_err(|error| out::fail(Exit::Failed, error))?;
     let target = Target { publisher: amqp.publisher(), exchange, key };
     let bar = bar(args.count);
     if args.lane.is_some() {
@@ -100,11 +90,11 @@ async fn publish(global: &Global, args: Args) -> Result<Exit, Exit> {
     bar.finish_and_clear();
     amqp.shutdown(CLOSING).await;
     report(global.output, &args.downstream, tally)?;
-    Ok(match tally {
-        Tally { stopped: true, .. } => Exit::Unavailable,
-        Tally { failed: 0, bad_lines: 0, .. } => Exit::Ok,
-        _ => Exit::Failed,
-    })
+    match tally {
+        Tally { stopped: true, .. } => Err(Exit::Unavailable),
+        Tally { failed: 0, bad_lines: 0, .. } => Ok(()),
+        _ => Err(Exit::Failed),
+    }
 }
 
 struct Target {
@@ -153,10 +143,7 @@ impl Target {
     async fn publish_equal(&self, args: &Args, rules: &Rules, bar: &ProgressBar) -> Result<Tally, Exit> {
         let body = args.body.clone().unwrap_or_default();
         let job = with_lane(Message { content: bytes::Bytes::from(body).into(), ..Message::default() }, args);
-        decode(&job, rules).map_err(|rejection| {
-            out::say(format_args!("paced: {rejection}"));
-            Exit::Usage
-        })?;
+        decode(&job, rules).map_err(|rejection| out::fail(Exit::Usage, rejection))?;
         let jobs = stream::iter(0..args.count.unwrap_or(1)).map(|_| with_id(job.clone()));
         Ok(self.publish_all(jobs, bar).await)
     }
@@ -260,11 +247,7 @@ fn bar(count: Option<u64>) -> ProgressBar {
         Some(count) => (ProgressBar::new(count), "{bar:40} {pos}/{len} published, {per_sec}, {eta} left"),
         None => (ProgressBar::new_spinner(), "{spinner} {pos} published, {per_sec}"),
     };
-    // An invalid template shows the default bar.
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
+    bar.with_style(out::bar_style(template))
 }
 
 fn report(output: Output, downstream: &str, tally: Tally) -> Result<(), Exit> {

@@ -59,26 +59,23 @@ fn amount(text: &str) -> Result<Amount, String> {
     text.parse().map_err(|error: paced::RateError| error.to_string())
 }
 
-pub(super) async fn run(global: &Global, command: Command) -> Exit {
-    let outcome = async {
-        let daemon = Daemon::of(global)?;
-        match command {
-            Command::Get(GetArgs { downstream }) => {
-                let rates = daemon.ask(&RATES, &downstream, &()).await?;
-                show(global, &rates, &rates)
-            }
-            Command::Set(SetArgs { downstream, rate, limit, span, reason }) => {
-                let order = SetRate { rate, limit, span, reason };
-                let changed = daemon.ask(&SET_RATE, &downstream, &order).await?;
-                show(global, &changed, &changed.rates)
-            }
-            Command::Unset(UnsetArgs { downstream, limit, reason }) => {
-                let changed = daemon.ask(&UNSET_RATE, &downstream, &UnsetRate { limit, reason }).await?;
-                show(global, &changed, &changed.rates)
-            }
+pub(super) async fn run(global: &Global, command: Command) -> Result<(), Exit> {
+    let daemon = Daemon::of(global)?;
+    match command {
+        Command::Get(GetArgs { downstream }) => {
+            let rates = daemon.ask(&RATES, &downstream, &()).await?;
+            show(global, &rates, &rates)
         }
-    };
-    outcome.await.err().unwrap_or(Exit::Ok)
+        Command::Set(SetArgs { downstream, rate, limit, span, reason }) => {
+            let order = SetRate { rate, limit, span, reason };
+            let changed = daemon.ask(&SET_RATE, &downstream, &order).await?;
+            show(global, &changed, &changed.rates)
+        }
+        Command::Unset(UnsetArgs { downstream, limit, reason }) => {
+            let changed = daemon.ask(&UNSET_RATE, &downstream, &UnsetRate { limit, reason }).await?;
+            show(global, &changed, &changed.rates)
+        }
+    }
 }
 
 /// Shows an answer, of which people see the rates.
@@ -96,17 +93,7 @@ fn table(rates: &Rates) -> Result<(), Exit> {
     let limits = rates.limits.iter().chain(rates.plans.values().flatten());
     let rows: Vec<[String; 7]> = limits.map(|limit| row(limit, &rates.overrides)).collect();
     out::line(head(rates))?;
-    let width = |column: usize| {
-        let widths = rows.iter().map(|row| row[column].chars().count());
-        widths.chain([COLUMNS[column].len()]).max().unwrap_or_default()
-    };
-    let widths: [usize; 7] = std::array::from_fn(width);
-    let line = |cells: [&str; 7]| {
-        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
-        out::line(padded.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    line(COLUMNS)?;
-    rows.iter().try_for_each(|row| line(row.each_ref().map(String::as_str)))?;
+    out::table(COLUMNS, &(0..0), &rows)?;
     for SetOverride { set, .. } in rates.overrides.iter().filter(|set| set.idle) {
         let (limit, rate) = (&set.limit, &set.rate);
         out::say(format_args!("paced: the rate {rate} set for `{limit}` fits no limit any more; unset it"));

@@ -22,21 +22,18 @@ pub(super) struct Args {
     reason: Option<String>,
 }
 
-pub(super) async fn run(global: &Global, args: Args) -> Exit {
-    let outcome = async {
-        // A caller without the permission to change anything is not asked for a confirmation first.
-        let daemon = Daemon::of(global)?;
-        agreed(&args)?;
-        let Args { downstream, limit, reason, .. } = args;
-        let changed = daemon.ask(&RESET, &downstream, &Reset { limit, reason }).await?;
-        if global.output == Output::Json {
-            return out::json(&changed);
-        }
-        let names = changed.reset.iter().flatten();
-        let names: Vec<String> = names.map(|name| format!("`{}`", out::printable(name))).collect();
-        out::line(format_args!("{downstream}: the counts of {} begin at 0", names.join(", ")))
-    };
-    outcome.await.err().unwrap_or(Exit::Ok)
+pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
+    // A caller without the permission to change anything is not asked for a confirmation first.
+    let daemon = Daemon::of(global)?;
+    agreed(&args)?;
+    let Args { downstream, limit, reason, .. } = args;
+    let changed = daemon.ask(&RESET, &downstream, &Reset { limit, reason }).await?;
+    if global.output == Output::Json {
+        return out::json(&changed);
+    }
+    let names = changed.reset.iter().flatten();
+    let names: Vec<String> = names.map(|name| format!("`{}`", out::printable(name))).collect();
+    out::line(format_args!("{downstream}: the counts of {} begin at 0", names.join(", ")))
 }
 
 /// Asks for a confirmation on a terminal; elsewhere `--yes` is required.
@@ -45,8 +42,8 @@ fn agreed(Args { downstream, limit, yes, .. }: &Args) -> Result<(), Exit> {
         return Ok(());
     }
     if !confirm::is_possible() {
-        out::say("paced: a reset forgets what was used of the limits; say --yes if it is meant");
-        return Err(Exit::Usage);
+        let problem = "a reset forgets what was used of the limits; say --yes if it is meant";
+        return Err(out::fail(Exit::Usage, problem));
     }
     let what =
         limit.as_ref().map_or_else(|| "every limit".to_owned(), |limit| format!("the limit `{limit}`"));

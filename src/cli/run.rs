@@ -12,11 +12,8 @@ pub(super) struct Args {
     pub(super) log_jobs: bool,
 }
 
-pub(super) async fn run(global: &Global) -> Exit {
-    let loaded = match parts::load(global) {
-        Ok(loaded) => loaded,
-        Err(exit) => return exit,
-    };
+pub(super) async fn run(global: &Global) -> Result<(), Exit> {
+    let loaded = parts::load(global)?;
     let ran = async {
         // A signal that comes during the start waits for its end.
         let (signals, hangups) = (Signals::new()?, Hangups::new()?);
@@ -24,12 +21,12 @@ pub(super) async fn run(global: &Global) -> Exit {
         Ok::<_, Error>(daemon.run(signals, hangups).await)
     };
     match ran.await {
-        Ok(End::Drained) => Exit::Ok,
-        Ok(End::Undrained) => Exit::Undrained,
-        Ok(End::Failed) => Exit::Failed,
+        Ok(End::Drained) => Ok(()),
+        Ok(End::Undrained) => Err(Exit::Undrained),
+        Ok(End::Failed) => Err(Exit::Failed),
         Err(error) => {
             tracing::error!("{error}");
-            Exit::from(&error)
+            Err(Exit::from(&error))
         }
     }
 }

@@ -24,28 +24,25 @@ pub(super) struct Args {
     watch: bool,
 }
 
-pub(super) async fn run(global: &Global, args: &Args) -> Exit {
-    let outcome = async {
-        let daemon = Daemon::of(global)?;
-        if !args.watch {
-            return show(global, args, &daemon.state().await?);
+pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
+    let daemon = Daemon::of(global)?;
+    if !args.watch {
+        return show(global, args, &daemon.state().await?);
+    }
+    let mut signals = Signals::new().map_err(out::failed)?;
+    loop {
+        let round = async {
+            let state = daemon.state().await?;
+            clear();
+            show(global, args, &state)?;
+            tokio::time::sleep(INTERVAL).await;
+            Ok::<_, Exit>(())
+        };
+        tokio::select! {
+            ended = round => ended?,
+            _ = signals.next() => return Ok(()),
         }
-        let mut signals = Signals::new().map_err(out::failed)?;
-        loop {
-            let round = async {
-                let state = daemon.state().await?;
-                clear();
-                show(global, args, &state)?;
-                tokio::time::sleep(INTERVAL).await;
-                Ok::<_, Exit>(())
-            };
-            tokio::select! {
-                ended = round => ended?,
-                _ = signals.next() => return Ok(()),
-            }
-        }
-    };
-    outcome.await.err().unwrap_or(Exit::Ok)
+    }
 }
 
 /// Clears a terminal, so that the next table stands where the last one stood.
@@ -58,23 +55,22 @@ fn clear() {
 }
 
 fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
-    let named = match &args.downstream {
-        Some(name) => {
-            Some(state.downstreams.iter().find(|downstream| downstream.name == *name).ok_or_else(|| {
-                let known: Vec<&str> = state.downstreams.iter().map(|known| known.name.as_str()).collect();
-                out::say(format_args!("paced: no downstream `{name}`; this daemon has {}", known.join(", ")));
-                Exit::Usage
-            })?)
-        }
-        None => None,
-    };
+    let named = args.downstream.as_ref().map(|name| {
+        state.downstreams.iter().find(|downstream| downstream.name == *name).ok_or_else(|| {
+            let known: Vec<&str> = state.downstreams.iter().map(|known| known.name.as_str()).collect();
+            let known = known.join(", ");
+            out::fail(Exit::Usage, format_args!("no downstream `{name}`; this daemon has {known}"))
+        })
+    });
+    let named = named.transpose()?;
     match (global.output, named) {
         (Output::Json, None) => out::json(state),
         (Output::Json, Some(downstream)) => out::json(downstream),
         (Output::Human, None) => {
             out::line(head(state))?;
             out::line("")?;
-            table(&state.downstreams)
+            let rows: Vec<[String; 9]> = state.downstreams.iter().map(row).collect();
+            out::table(COLUMNS, &(1..8), &rows)
         }
         (Output::Human, Some(downstream)) => out::line(details(downstream, state.now)),
     }
@@ -83,10 +79,7 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
 /// The servers and the replicas, in a line.
 fn head(state: &State) -> String {
     let replicas = state.replicas.len();
-    let amqp = match state.amqp.lost.as_slice() {
-        [] if state.amqp.connected => "RabbitMQ ok".to_owned(),
-        lost => format!("RabbitMQ AWAY ({})", lost.join(", ")),
-    };
+    let amqp = facts::broker(state);
     let store = match &state.store.error {
         None => "store ok".to_owned(),
         Some(error) => format!("store AWAY ({error})"),
@@ -99,36 +92,9 @@ fn head(state: &State) -> String {
     head
 }
 
-/// The columns of the table: their titles, and whether they are numbers.
-const COLUMNS: [(&str, bool); 9] = [
-    ("DOWNSTREAM", false),
-    ("RATE", true),
-    ("LIMIT", true),
-    ("QUEUED", true),
-    ("HERE", true),
-    ("SENDING", true),
-    ("PARKED", true),
-    ("DEAD", true),
-    ("WHAT BINDS", false),
-];
-
-fn table(downstreams: &[Downstream]) -> Result<(), Exit> {
-    let rows: Vec<[String; 9]> = downstreams.iter().map(row).collect();
-    let width = |column: usize| {
-        let widths = rows.iter().map(|row| row[column].chars().count());
-        widths.chain([COLUMNS[column].0.len()]).max().unwrap_or_default()
-    };
-    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-    let line = |cells: [&str; 9]| {
-        let cell = |(column, cell): (usize, &str)| match COLUMNS[column].1 {
-            true => format!("{cell:>width$}", width = widths[column]),
-            false => format!("{cell:<width$}", width = widths[column]),
-        };
-        cells.into_iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    out::line(line(COLUMNS.map(|(title, _)| title)))?;
-    rows.iter().try_for_each(|row| out::line(line(row.each_ref().map(String::as_str))))
-}
+/// The titles of the table's columns; from the second to the last but one they are numbers.
+const COLUMNS: [&str; 9] =
+    ["DOWNSTREAM", "RATE", "LIMIT", "QUEUED", "HERE", "SENDING", "PARKED", "DEAD", "WHAT BINDS"];
 
 fn row(downstream: &Downstream) -> [String; 9] {
     let counts = &downstream.counts;

@@ -39,18 +39,12 @@ pub(super) struct Args {
     filter: String,
 }
 
-pub(super) async fn run(global: &Global, args: &Args) -> Exit {
+pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     if global.output == Output::Json || !stdout().is_terminal() {
-        out::say(
-            "paced: top draws on a terminal, and stdout is to be something else; `paced status --watch` writes lines, \
-             and `paced status -o json` JSON",
-        );
-        return Exit::Usage;
+        let problem = "top draws on a terminal, and stdout is to be something else; `paced status --watch` writes \
+                       lines, and `paced status -o json` JSON";
+        return Err(out::fail(Exit::Usage, problem));
     }
-    show(global, args).await.err().unwrap_or(Exit::Ok)
-}
-
-async fn show(global: &Global, args: &Args) -> Result<(), Exit> {
     let daemon = Daemon::of(global)?;
     daemon.warn_early().await;
     let signals = (Signals::new().map_err(out::failed)?, Hangups::new().map_err(out::failed)?);
@@ -127,8 +121,6 @@ async fn ask(daemon: &Daemon, after: Duration) -> Result<State, Failure> {
 }
 
 fn trouble(error: &std::io::Error) -> Exit {
-    out::say(format_args!(
-        "paced: the terminal cannot be used: {error}; `paced status --watch` needs less of it"
-    ));
-    Exit::Failed
+    let why = format_args!("the terminal cannot be used: {error}; `paced status --watch` needs less of it");
+    out::fail(Exit::Failed, why)
 }

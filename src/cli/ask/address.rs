@@ -23,31 +23,28 @@ impl Address {
     /// The daemon that the arguments name, or else the one of the configuration. Errors are printed to stderr. It reads
     /// the files of TLS, so it blocks for a moment.
     pub(super) fn of(global: &Global, admin: &Admin) -> Result<Self, Exit> {
-        let wrong = |exit: Exit, problem: String| {
-            out::say(format_args!("paced: {problem}"));
-            exit
-        };
         let (base, certificate) = match &global.admin {
-            Some(url) => {
-                (named(url).map_err(|problem| wrong(Exit::Usage, format!("--admin: {problem}")))?, None)
-            }
+            Some(url) => (
+                named(url).map_err(|problem| out::fail(Exit::Usage, format_args!("--admin: {problem}")))?,
+                None,
+            ),
             None => {
                 let certificate = certificate(admin);
                 let base = configured(admin.listen.as_deref(), certificate.is_some());
-                (base.map_err(|problem| wrong(Exit::Config, problem))?, certificate)
+                (base.map_err(|problem| out::fail(Exit::Config, problem))?, certificate)
             }
         };
         let files = Files::of(global, |name| std::env::var_os(name));
         if base.scheme() != "https" {
             return match given(global) {
-                Some(option) => Err(wrong(Exit::Usage, without_tls(option, &base))),
+                Some(option) => Err(out::fail(Exit::Usage, without_tls(option, &base))),
                 None => Ok(Self { base, tls: None }),
             };
         }
         match Tls::load_for_http(files.options(certificate)) {
             Ok(tls) => Ok(Self { base, tls: Some(tls) }),
-            Err(error) if error.key() == PINNED => Err(wrong(Exit::Config, unusable(&error))),
-            Err(error) => Err(wrong(Exit::Usage, unusable(&error))),
+            Err(error) if error.key() == PINNED => Err(out::fail(Exit::Config, unusable(&error))),
+            Err(error) => Err(out::fail(Exit::Usage, unusable(&error))),
         }
     }
 }

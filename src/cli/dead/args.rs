@@ -104,10 +104,9 @@ impl ShowArgs {
         let (downstream, id, none) = if unroutable { (None, first, second) } else { (first, second, None) };
         let mut filter = Filter::from(filter);
         if none.is_some() || (id.is_some() && filter.id.is_some()) {
-            out::say(
-                "paced: too many names; write `paced dead show DOWNSTREAM ID` or `paced dead show --unroutable ID`",
-            );
-            return Err(Exit::Usage);
+            let problem =
+                "too many names; write `paced dead show DOWNSTREAM ID` or `paced dead show --unroutable ID`";
+            return Err(out::fail(Exit::Usage, problem));
         }
         filter.id = filter.id.or(id);
         Ok((Origin { downstream, unroutable }, filter, limit))
@@ -146,10 +145,9 @@ impl ReplayArgs {
         if self.to.is_none() || self.origin.unroutable {
             return Ok(());
         }
-        out::say(
-            "paced: --to is for unroutable messages; write `paced dead replay --unroutable --to DOWNSTREAM`",
-        );
-        Err(Exit::Usage)
+        let problem =
+            "--to is for unroutable messages; write `paced dead replay --unroutable --to DOWNSTREAM`";
+        Err(out::fail(Exit::Usage, problem))
     }
 }
 

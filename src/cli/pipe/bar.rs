@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use indicatif::{FormattedDuration, ProgressBar, ProgressStyle};
+use indicatif::{FormattedDuration, ProgressBar};
 use paced::Rate;
 use paced::pipe::Totals;
 use tokio::time::Instant;
@@ -36,7 +36,7 @@ impl Bar {
     pub(super) fn new(limit: Rate, writes_to_stdout: bool) -> Self {
         let shows_outcomes = writes_to_stdout && std::io::stdout().is_terminal();
         let bar = if shows_outcomes { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-        bar.set_style(style("{spinner} {msg}"));
+        bar.set_style(out::bar_style("{spinner} {msg}"));
         Self { bar, limit, pace: Pace::new(limit) }
     }
 
@@ -50,7 +50,7 @@ impl Bar {
         let pace = self.pace.observe(Instant::now(), totals.settled());
         if let Some(total) = total.filter(|total| self.bar.length() != Some(*total)) {
             self.bar.set_length(total);
-            self.bar.set_style(style("{bar:30} {msg}"));
+            self.bar.set_style(out::bar_style("{bar:30} {msg}"));
         }
         self.bar.set_position(totals.done());
         self.bar.set_message(text(totals.done(), total, pace, self.limit));
@@ -60,11 +60,6 @@ impl Bar {
     pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
     }
-}
-
-fn style(template: &str) -> ProgressStyle {
-    // An invalid template shows the default bar.
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 /// What stands beside the bar: the part that is done, the pace against the limit, and the time that is left.

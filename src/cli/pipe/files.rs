@@ -91,8 +91,7 @@ async fn resume(path: PathBuf) -> Result<Resumed, Exit> {
 }
 
 fn usage(path: &Path, error: &dyn std::error::Error) -> Exit {
-    out::say(format_args!("paced: {}: {error}", path.display()));
-    Exit::Usage
+    out::fail(Exit::Usage, format_args!("{}: {error}", path.display()))
 }
 
 /// Counts the entries of a file in the background. Errors are reported where the file is read.

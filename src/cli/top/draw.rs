@@ -7,7 +7,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Wrap};
 
-use super::super::{out, parts};
+use super::super::{facts, out, parts};
 use super::style::{alarm, cut};
 use super::view::{Mode, View};
 use super::{pane, table};
@@ -84,10 +84,7 @@ fn head(state: &State) -> String {
         1 => "1 replica".to_owned(),
         replicas => format!("{replicas} replicas"),
     };
-    let amqp = match state.amqp.lost.as_slice() {
-        [] if state.amqp.connected => "RabbitMQ ok".to_owned(),
-        lost => format!("RabbitMQ AWAY ({})", lost.join(", ")),
-    };
+    let amqp = facts::broker(state);
     let unroutable = state.unroutable.filter(|messages| *messages > 0);
     let unroutable = unroutable.map(|messages| format!("  {messages} unroutable")).unwrap_or_default();
     let kind = state.store.kind.as_deref().unwrap_or("store");
