@@ -294,31 +294,24 @@ const fn parts(amount: Amount) -> (u64, Duration) {
 
 /// The limit; mistakes of its numbers are reported at the nearest key.
 fn built<'v>(reader: &mut Reader<'v>, table: &Table<'v>, limit: Result<Limit, LimitError>) -> Option<Limit> {
-    let error = match limit {
-        Ok(limit) => return Some(limit),
-        Err(error) => error,
+    let Err(error) = limit else { return limit.ok() };
+    let keys: &[&str] = match error {
+        LimitError::BeyondExact { .. } => &["burst", "capacity", "rate"],
+        LimitError::Uneven { .. } | LimitError::CoarseBuckets { .. } => &["buckets", "rate"],
+        LimitError::Calendar(_) | LimitError::Offset { .. } => &["utc_offset", "rate"],
+        _ => &["rate"],
     };
-    let key = match error {
-        LimitError::BeyondExact { .. } => ["burst", "capacity"],
-        LimitError::Uneven { .. } | LimitError::CoarseBuckets { .. } => ["buckets", "rate"],
-        LimitError::Calendar(_) | LimitError::Offset { .. } => ["utc_offset", "rate"],
-        _ => ["rate", "rate"],
-    };
-    wrong(reader, table, &[key[0], key[1], "rate"], &error.to_string())
+    wrong(reader, table, keys, &error.to_string())
 }
 
 fn told<'v, T, E: Display>(reader: &mut Reader<'v>, table: &Table<'v>, read: Result<T, E>) -> Option<T> {
-    match read {
-        Ok(value) => Some(value),
-        Err(error) => wrong(reader, table, &["rate"], &error.to_string()),
-    }
+    read.map_or_else(|error| wrong(reader, table, &["rate"], &error.to_string()), Some)
 }
 
 /// Reports a mistake at the first of these keys that is present.
 fn wrong<'v, T>(reader: &mut Reader<'v>, table: &Table<'v>, keys: &[&str], problem: &str) -> Option<T> {
     let key = keys.iter().find(|key| table.has(key))?;
-    let found = reader.given(table, key)?;
-    reader.wrong(&found, problem);
+    reader.wrong_value(table, key, problem);
     None
 }
 

@@ -33,9 +33,7 @@ impl<'v> Reader<'v> {
     /// Notes that a key is wrong, at the key.
     pub fn wrong_key(&mut self, table: &Table<'v>, key: &str, problem: &str) {
         let Some(found) = self.find(table, key) else { return };
-        let Layer { name, spans, .. } = &self.layers[found.layer];
-        let position = spans.get(&found.path).map(|span| span.key);
-        let place = Place { layer: found.layer, position, source: name.clone() };
+        let place = self.place_in(&found, |span| span.key);
         self.errors.push(ConfigError::new(place, found.path, problem));
     }
 
@@ -64,13 +62,28 @@ impl<'v> Reader<'v> {
     }
 
     pub fn place(&self, found: &Found<'v>) -> Place {
+        self.place_in(found, |span| span.value)
+    }
+
+    fn place_in(&self, found: &Found<'v>, of: impl Fn(&Span) -> (usize, usize)) -> Place {
         let Layer { name, spans, .. } = &self.layers[found.layer];
-        let position = spans.get(&found.path).map(|span| span.value);
-        Place { layer: found.layer, position, source: name.clone() }
+        Place { layer: found.layer, position: spans.get(&found.path).map(of), source: name.clone() }
     }
 
     pub fn wrong(&mut self, found: &Found<'v>, problem: impl Into<String>) {
         self.errors.push(ConfigError::new(self.place(found), found.path.clone(), problem));
+    }
+
+    /// As [`Reader::wrong`], for the value of this key, where it is given.
+    pub fn wrong_value(&mut self, table: &Table<'v>, key: &str, problem: impl Into<String>) {
+        if let Some(found) = self.find(table, key) {
+            self.wrong(&found, problem);
+        }
+    }
+
+    /// Returns what was read at `found`, or notes what is wrong with it.
+    pub fn accept<T>(&mut self, found: &Found<'v>, read: Result<T, impl Into<String>>) -> Option<T> {
+        read.map_err(|problem| self.wrong(found, problem)).ok()
     }
 
     /// Notes that a value will not do what it seems to.

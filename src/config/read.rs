@@ -56,14 +56,10 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
         on_unavailable: store.as_ref().map(|store| store.on_unavailable).unwrap_or_default(),
         declare: amqp.as_ref().is_none_or(|amqp| amqp.declare),
     };
-    let mut downstreams = Some(BTreeMap::new());
-    for name in names {
-        let read = downstream(reader, &table, &name, &defaults);
-        match (&mut downstreams, read) {
-            (Some(all), Some(read)) => drop(all.insert(name, read)),
-            _ => downstreams = None,
-        }
-    }
+    let downstreams: Option<BTreeMap<_, _>> = all(names.into_iter().map(|name| {
+        let read = downstream(reader, &table, &name, &defaults)?;
+        Some((name, read))
+    }));
     if let (Some(amqp), Some(downstreams)) = (&amqp, &downstreams) {
         reject_useless_lengths(reader, &table, amqp.declare, downstreams);
         reject_shared_queues(reader, &table, &amqp.prefix, downstreams);
@@ -80,6 +76,11 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
         shutdown: shutdown?,
         downstreams: downstreams?,
     })
+}
+
+/// All values, if every one is right. Each is read, so that all mistakes are reported.
+fn all<T, C: FromIterator<T>>(values: impl Iterator<Item = Option<T>>) -> Option<C> {
+    values.collect::<Vec<_>>().into_iter().collect()
 }
 
 fn plans<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Plans<'v> {
@@ -111,11 +112,9 @@ fn reject_useless_lengths<'v>(
         }
         let table = reader.table(all, name);
         let table = reader.table(&table, "queue");
-        if let Some(found) = reader.given(&table, "max_length") {
-            let why = if declare { "queue.name is used as it is" } else { "amqp.declare is false" };
-            reader
-                .wrong(&found, format!("nobody would set it, since {why}; set it by a policy of the broker"));
-        }
+        let why = if declare { "queue.name is used as it is" } else { "amqp.declare is false" };
+        let problem = format!("nobody would set it, since {why}; set it by a policy of the broker");
+        reader.wrong_value(&table, "max_length", problem);
     }
 }
 
@@ -136,9 +135,7 @@ fn reject_shared_queues<'v>(
         let Some(owner) = owners.insert(queue.clone(), name) else { continue };
         let table = reader.table(all, name);
         let table = reader.table(&table, "queue");
-        if let Some(found) = reader.given(&table, "name") {
-            let problem = format!("the queue of downstream `{owner}` too; give each its own");
-            reader.wrong(&found, problem);
-        }
+        let problem = format!("the queue of downstream `{owner}` too; give each its own");
+        reader.wrong_value(&table, "name", problem);
     }
 }

@@ -41,51 +41,31 @@ impl<'v> Reader<'v> {
             self.note_secret(table, key, &secret, None);
             return Some(secret);
         };
-        let mut text = self.text(&found, IN_QUOTES)?;
-        let file = match spelling.ends_with("_file") {
-            true => Some(self.file(&found, &text)?),
-            false => None,
-        };
-        if let Some(file) = &file {
-            text = self.contents(&found, file)?;
-        }
-        let checked = check(&text).map(|secret| match file {
+        let text = self.text(&found, IN_QUOTES)?;
+        let checked = if spelling.ends_with("_file") {
+            let file = self.file(&found, &text)?;
+            let checked = check(&self.contents(&found, &file)?);
             // A value from a file of its own is hidden as a whole: a path may be a key.
-            Some(file) => Secret::of_file(secret.expose(), file).checked_by(check),
-            None => secret,
-        });
-        match checked {
-            Ok(secret) => {
-                self.note_secret(table, key, &secret, Some(&found));
-                Some(secret)
-            }
-            Err(problem) => {
-                self.wrong(&found, problem);
-                None
-            }
-        }
+            checked.map(|secret| Secret::of_file(secret.expose(), file).checked_by(check))
+        } else {
+            check(&text)
+        };
+        let secret = self.accept(&found, checked)?;
+        self.note_secret(table, key, &secret, Some(&found));
+        Some(secret)
     }
 
     /// The contents of a secret file, without one newline at its end.
     ///
     /// Its name is not shown: it may be the secret itself, under the wrong key.
     fn contents(&mut self, found: &Found<'v>, file: &Path) -> Option<String> {
-        let dir = &self.layers[found.layer].dir;
-        match contents(file) {
-            Ok(text) => {
-                warnings::readable(self, found, file);
-                Some(text)
-            }
-            Err(error) => {
-                let problem = format!(
-                    "the file it names cannot be read ({}); give a path, absolute or from {}",
-                    system_text(&error),
-                    dir.display()
-                );
-                self.wrong(found, problem);
-                None
-            }
-        }
+        let read = contents(file).map_err(|error| {
+            let (why, dir) = (system_text(&error), self.layers[found.layer].dir.display());
+            format!("the file it names cannot be read ({why}); give a path, absolute or from {dir}")
+        });
+        let text = self.accept(found, read)?;
+        warnings::readable(self, found, file);
+        Some(text)
     }
 
     /// The file that `text` names, at `found`: it starts at the directory of its source, or at that of the credentials
@@ -94,17 +74,12 @@ impl<'v> Reader<'v> {
         let Some(rest) = in_credentials(text) else {
             return Some(self.layers[found.layer].dir.join(text));
         };
-        match self.credentials.as_deref().filter(|dir| dir.is_absolute()) {
-            Some(dir) => Some(dir.join(rest)),
-            None => {
-                self.wrong(
-                    found,
-                    "begins with $CREDENTIALS_DIRECTORY, which systemd has not set here; give the service a \
-                     LoadCredential= (and run tools with that variable), or name the file by its path",
-                );
-                None
-            }
-        }
+        let dir = self.credentials.as_deref().filter(|dir| dir.is_absolute());
+        let file = dir.map(|dir| dir.join(rest)).ok_or(
+            "begins with $CREDENTIALS_DIRECTORY, which systemd has not set here; give the service a \
+             LoadCredential= (and run tools with that variable), or name the file by its path",
+        );
+        self.accept(found, file)
     }
 }
 

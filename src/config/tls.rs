@@ -6,6 +6,8 @@ use super::document::quote;
 use super::key::{Key, keys};
 use super::reader::{IN_QUOTES, Reader, Table};
 use super::secret::Secret;
+#[cfg(feature = "tls")]
+use crate::tls::{ServerTls, Tls, TlsError, Validity};
 use crate::tls::{ServerTlsOptions, TlsOptions};
 
 keys! {
@@ -61,15 +63,18 @@ pub(super) fn tls<'v>(
     let first = KEYS.map(|key| key.name).into_iter().find(|key| table.has(key))?;
     if let Some(url) = url
         && let Some(scheme) = without_tls(url)
-        && let Some(found) = reader.given(&table, first)
     {
         let problem = format!(
             "would not be used, since the URL is {scheme} and has no TLS; write {right}, or remove it"
         );
-        reader.wrong(&found, problem);
+        reader.wrong_value(&table, first, problem);
         return None;
     }
-    check(reader, &table, first, options)
+    #[cfg(feature = "tls")]
+    if !are_usable(reader, &table, first, Tls::load(options.clone()).map(|tls| tls.validity())) {
+        return None;
+    }
+    Some(options)
 }
 
 /// The table `tls` of a server; `None` if nothing is set in it, or the reader has noted a mistake.
@@ -84,7 +89,12 @@ pub(super) fn server_tls<'v>(reader: &mut Reader<'v>, parent: &Table<'v>) -> Opt
     let (at, problem) = match (cert_file, key_file) {
         (Some(cert_file), Some(key_file)) => {
             let options = ServerTlsOptions { cert_file, key_file, client_ca_file };
-            return check_server(reader, &table, options);
+            #[cfg(feature = "tls")]
+            if !reader.is_for_tools {
+                let loaded = ServerTls::load(options.clone()).map(|tls| tls.validity());
+                return are_usable(reader, &table, ADMIN_CERT_FILE.name, loaded).then_some(options);
+            }
+            return Some(options);
         }
         (Some(_), None) => (
             "cert_file",
@@ -98,8 +108,7 @@ pub(super) fn server_tls<'v>(reader: &mut Reader<'v>, parent: &Table<'v>) -> Opt
             "needs cert_file and key_file, the certificate of this server, as well; give all three, or remove it",
         ),
     };
-    let found = reader.given(&table, at)?;
-    reader.wrong(&found, problem);
+    reader.wrong_value(&table, at, problem);
     None
 }
 
@@ -110,77 +119,30 @@ fn without_tls(url: &Secret) -> Option<&str> {
     (!has_tls).then_some(scheme)
 }
 
-/// Whether the files can be used: it is told here rather than by the first connection.
+/// Whether certificates can be used: what is wrong is noted at its key, or at `first` where that is not given. Of one that
+/// is not valid, or not for long, the reader warns.
 #[cfg(feature = "tls")]
-fn check<'v>(
+fn are_usable<'v>(
     reader: &mut Reader<'v>,
     table: &Table<'v>,
     first: &str,
-    options: TlsOptions,
-) -> Option<TlsOptions> {
-    match crate::tls::Tls::load(options.clone()) {
-        Ok(tls) => {
-            warn_of(reader, table, tls.validity());
-            return Some(options);
+    loaded: Result<Option<Validity>, TlsError>,
+) -> bool {
+    match &loaded {
+        Ok(validity) => {
+            let concern = validity.and_then(|validity| validity.concern(crate::time::wall_now()));
+            if let Some(concern) = concern
+                && let Some(found) = reader.given(table, "cert_file")
+            {
+                reader.warn(&found, &concern.to_string());
+            }
         }
-        Err(error) => tell(reader, table, first, &error),
-    }
-    None
-}
-
-/// As [`check`], for a server.
-#[cfg(feature = "tls")]
-fn check_server<'v>(
-    reader: &mut Reader<'v>,
-    table: &Table<'v>,
-    options: ServerTlsOptions,
-) -> Option<ServerTlsOptions> {
-    if reader.is_for_tools {
-        return Some(options);
-    }
-    match crate::tls::ServerTls::load(options.clone()) {
-        Ok(tls) => {
-            warn_of(reader, table, tls.validity());
-            return Some(options);
+        Err(error) if table.has(error.key()) => {
+            reader.wrong_value(table, error.key(), error.problem().to_string())
         }
-        Err(error) => tell(reader, table, ADMIN_CERT_FILE.name, &error),
+        Err(error) => reader.wrong_value(table, first, format!("{} {}", error.key(), error.problem())),
     }
-    None
-}
-
-#[cfg(not(feature = "tls"))]
-fn check_server<'v>(
-    _: &mut Reader<'v>,
-    _: &Table<'v>,
-    options: ServerTlsOptions,
-) -> Option<ServerTlsOptions> {
-    Some(options)
-}
-
-/// Warns of a certificate that is not valid, or not for long.
-#[cfg(feature = "tls")]
-fn warn_of<'v>(reader: &mut Reader<'v>, table: &Table<'v>, validity: Option<crate::tls::Validity>) {
-    let concern = validity.and_then(|validity| validity.concern(crate::time::wall_now()));
-    if let Some(concern) = concern
-        && let Some(found) = reader.given(table, "cert_file")
-    {
-        reader.warn(&found, &concern.to_string());
-    }
-}
-
-/// Notes what is wrong with a key, or with one that is not given, at `first`.
-#[cfg(feature = "tls")]
-fn tell<'v>(reader: &mut Reader<'v>, table: &Table<'v>, first: &str, error: &crate::tls::TlsError) {
-    let key = if table.has(error.key()) { error.key() } else { first };
-    if let Some(found) = reader.given(table, key) {
-        let about = if key == error.key() { String::new() } else { format!("{} ", error.key()) };
-        reader.wrong(&found, format!("{about}{}", error.problem()));
-    }
-}
-
-#[cfg(not(feature = "tls"))]
-fn check<'v>(_: &mut Reader<'v>, _: &Table<'v>, _: &str, options: TlsOptions) -> Option<TlsOptions> {
-    Some(options)
+    loaded.is_ok()
 }
 
 /// A name that a certificate may have.

@@ -3,6 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::secret::Secret;
+#[cfg(feature = "http")]
+use crate::sink::http::HttpOptions;
 
 /// The parts of a URL, each as it was written.
 struct Parts<'a> {
@@ -111,7 +113,7 @@ pub(super) fn base(text: &str) -> Result<Secret, String> {
         return Err("has a segment `.` or `..`; write the path that is meant".to_owned());
     }
     #[cfg(feature = "http")]
-    super::value::http_options(text, None)?;
+    super::value::check_http(HttpOptions::new(text))?;
     Ok(Secret::new(text))
 }
 
@@ -127,7 +129,10 @@ pub(super) fn proxy(text: &str) -> Result<Secret, String> {
         return Err(format!("has a path or a query; {RIGHT}"));
     }
     #[cfg(feature = "http")]
-    super::value::proxy_option(text)?;
+    super::value::check_http(HttpOptions {
+        proxy: Some(text.to_owned()),
+        ..HttpOptions::new("http://localhost/")
+    })?;
     Ok(Secret::new(text))
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 use super::secret::Secret;
 use crate::job;
 use crate::rate::RateError;
+#[cfg(feature = "http")]
+use crate::sink::http::HttpOptions;
 
 /// The form of durations and of sizes.
 pub(super) const DURATION: &str = "^[0-9]+(us|ms|s|m|h|d)$";
@@ -46,10 +48,15 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{} is over a year; use at most 366d", shown(text)))
 }
 
-/// A duration from `low` to `high`.
-pub(super) fn duration_within(text: &str, low: &str, high: &str) -> Result<Duration, String> {
-    let given = duration(text)?;
-    if given < duration(low)? || given > duration(high)? {
+/// What `parse` reads, from `low` to `high`.
+pub(super) fn within<T: PartialOrd>(
+    text: &str,
+    low: &str,
+    high: &str,
+    parse: fn(&str) -> Result<T, String>,
+) -> Result<T, String> {
+    let given = parse(text)?;
+    if given < parse(low)? || given > parse(high)? {
         return Err(format!("{} is out of range; use {low} to {high}", shown(text)));
     }
     Ok(given)
@@ -69,15 +76,6 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     };
     // What is beyond 64 bits is beyond every bound.
     Ok(number.saturating_mul(bytes))
-}
-
-/// A size from `low` to `high`.
-pub(super) fn size_within(text: &str, low: &str, high: &str) -> Result<u64, String> {
-    let given = size(text)?;
-    if given < size(low)? || given > size(high)? {
-        return Err(format!("{} is out of range; use {low} to {high}", shown(text)));
-    }
-    Ok(given)
 }
 
 fn integer_and_unit(text: &str) -> Option<(u64, &str)> {
@@ -122,21 +120,20 @@ pub(super) fn name(thing: &str, name: &str) -> Result<(), String> {
     ))
 }
 
+fn text_if(fits: bool, text: &str, problem: &str) -> Result<String, String> {
+    if fits { Ok(text.to_owned()) } else { Err(problem.to_owned()) }
+}
+
 /// The prefix of names in the broker and the store.
 pub(super) fn prefix(text: &str) -> Result<String, String> {
     let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if (1..=64).contains(&text.len()) && text.chars().all(safe) {
-        return Ok(text.to_owned());
-    }
-    Err("no prefix; use 1 to 64 of letters, digits, `.`, `_` and `-`".to_owned())
+    let fits = (1..=64).contains(&text.len()) && text.chars().all(safe);
+    text_if(fits, text, "no prefix; use 1 to 64 of letters, digits, `.`, `_` and `-`")
 }
 
 /// The prefix of the name of a queue; "" is the prefix of every name.
 pub(super) fn reply_prefix(text: &str) -> Result<String, String> {
-    if text.len() <= 255 {
-        return Ok(text.to_owned());
-    }
-    Err("longer than any name of a queue; use at most 255 bytes".to_owned())
+    text_if(text.len() <= 255, text, "longer than any name of a queue; use at most 255 bytes")
 }
 
 /// `HOST:PORT`, an IPv6 address in brackets.
@@ -191,10 +188,8 @@ pub fn token(text: &str) -> Result<Secret, String> {
 }
 
 pub(super) fn queue_name(text: &str) -> Result<String, String> {
-    if (1..=255).contains(&text.len()) && !text.contains(char::is_control) {
-        return Ok(text.to_owned());
-    }
-    Err("no name of a queue; use 1 to 255 bytes without control characters".to_owned())
+    let fits = (1..=255).contains(&text.len()) && !text.contains(char::is_control);
+    text_if(fits, text, "no name of a queue; use 1 to 255 bytes without control characters")
 }
 
 /// The name of a header that a job may set, in lower case.
@@ -239,24 +234,16 @@ pub(super) fn header_name(text: &str) -> Result<String, String> {
 pub(super) fn fixed_header(text: &str) -> Result<String, String> {
     let name = header_name(text)?;
     #[cfg(feature = "http")]
-    http_options("http://localhost/", Some(&name))?;
+    check_http(HttpOptions {
+        headers: vec![(name.clone(), "value".to_owned())],
+        ..HttpOptions::new("http://localhost/")
+    })?;
     Ok(name)
 }
 
-/// Checks that the HTTP sink accepts this URL, and a header of this name.
+/// Checks that the HTTP sink accepts these options.
 #[cfg(feature = "http")]
-pub(super) fn http_options(base_url: &str, header: Option<&str>) -> Result<(), String> {
-    let headers = header.map(|name| (name.to_owned(), "value".to_owned())).into_iter().collect();
-    let options = crate::sink::http::HttpOptions::new(base_url);
-    let options = crate::sink::http::HttpOptions { headers, ..options };
-    options.check().map_err(|error| error.to_string())
-}
-
-/// Checks that the HTTP sink accepts this proxy.
-#[cfg(feature = "http")]
-pub(super) fn proxy_option(url: &str) -> Result<(), String> {
-    let options = crate::sink::http::HttpOptions::new("http://localhost/");
-    let options = crate::sink::http::HttpOptions { proxy: Some(url.to_owned()), ..options };
+pub(super) fn check_http(options: HttpOptions) -> Result<(), String> {
     options.check().map_err(|error| error.to_string())
 }
 
@@ -279,10 +266,8 @@ pub(super) fn header_value(text: &str) -> Result<Secret, String> {
 
 /// The name of a client of OAuth2.
 pub(super) fn client_id(text: &str) -> Result<String, String> {
-    if (1..=256).contains(&text.len()) && text.chars().all(|c| matches!(c, ' '..='~')) {
-        return Ok(text.to_owned());
-    }
-    Err("no name of a client; use 1 to 256 visible ASCII characters".to_owned())
+    let fits = (1..=256).contains(&text.len()) && text.chars().all(|c| matches!(c, ' '..='~'));
+    text_if(fits, text, "no name of a client; use 1 to 256 visible ASCII characters")
 }
 
 /// The secret of a client of OAuth2.
@@ -299,18 +284,18 @@ pub(super) fn client_secret(text: &str) -> Result<Secret, String> {
 /// One scope of OAuth2 (RFC 6749, section 3.3).
 pub(super) fn scope(text: &str) -> Result<String, String> {
     let is_plain = |c: char| matches!(c, '!'..='~') && !matches!(c, '"' | '\\');
-    if !text.is_empty() && text.chars().all(is_plain) {
-        return Ok(text.to_owned());
-    }
-    Err("no scope; use visible ASCII characters without spaces, and list each scope by itself".to_owned())
+    let fits = !text.is_empty() && text.chars().all(is_plain);
+    text_if(
+        fits,
+        text,
+        "no scope; use visible ASCII characters without spaces, and list each scope by itself",
+    )
 }
 
 /// The value of a parameter of requests for a token, other than those that paced sets itself.
 pub(super) fn token_param(text: &str) -> Result<String, String> {
-    if (1..=1024).contains(&text.chars().count()) && !text.chars().any(char::is_control) {
-        return Ok(text.to_owned());
-    }
-    Err("no value of a parameter; use 1 to 1024 characters, on one line".to_owned())
+    let fits = (1..=1024).contains(&text.chars().count()) && !text.chars().any(char::is_control);
+    text_if(fits, text, "no value of a parameter; use 1 to 1024 characters, on one line")
 }
 
 /// The parameters of requests for a token that paced sets itself.

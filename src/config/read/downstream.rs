@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::all;
 use super::http::http;
 use super::oauth2;
 use super::process::POLICIES;
@@ -170,18 +171,14 @@ fn plan_sets<'v>(
     downstream: &str,
     police: bool,
 ) -> Option<Vec<Plan>> {
-    let mut sets = Some(Vec::new());
-    for (name, limits) in plans {
-        // Mistakes of the plan itself have been reported.
-        let Some(limits) = limits else { continue };
-        let all: Vec<_> = own.iter().copied().chain(limits).collect();
-        let whose = format!(" together with those of downstream `{downstream}`");
-        match (&mut sets, limits::set(reader, &all, police, &whose)) {
-            (Some(sets), Some(limits)) => sets.push(Plan { name: name.clone(), limits }),
-            _ => sets = None,
-        }
-    }
-    sets
+    let whose = format!(" together with those of downstream `{downstream}`");
+    // Mistakes of the plan itself have been reported.
+    let plans = plans.iter().filter_map(|(name, limits)| Some((name, limits.as_ref()?)));
+    all(plans.map(|(name, limits)| {
+        let limits: Vec<_> = own.iter().copied().chain(limits).collect();
+        let limits = limits::set(reader, &limits, police, &whose)?;
+        Some(Plan { name: name.clone(), limits })
+    }))
 }
 
 fn lanes<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>, plans: &Plans<'v>) -> Option<Lanes> {

@@ -1,5 +1,6 @@
 //! Reads `[downstreams.NAME.http]`.
 
+use super::all;
 use super::oauth2::oauth2;
 use crate::config::key::keys;
 use crate::config::reader::{Reader, Table};
@@ -69,17 +70,12 @@ pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Optio
 fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String, Secret)>> {
     let table = reader.names(http, &HEADERS, &[]);
     let stem = |key: &str| key.strip_suffix("_file").unwrap_or(key).to_ascii_lowercase();
-    let mut headers = Some(Vec::new());
-    for (name, spellings) in Reader::spellings(&table, stem) {
+    all(Reader::spellings(&table, stem).into_iter().map(|(name, spellings)| {
         let named = value::fixed_header(&name);
         if let Err(problem) = &named {
             spellings.iter().for_each(|key| reader.wrong_key(&table, key, problem));
         }
         let secret = reader.secret_under(&table, &spellings, &FIXED_HEADER.under(&name), value::header_value);
-        match (&mut headers, named, secret) {
-            (Some(headers), Ok(name), Some(secret)) => headers.push((name, secret)),
-            _ => headers = None,
-        }
-    }
-    headers
+        Some((named.ok()?, secret?))
+    }))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::all;
 use crate::config::key::keys;
 use crate::config::reader::{Reader, Table};
 use crate::config::secret::Secret;
@@ -85,19 +86,15 @@ pub(super) fn oauth2<'v>(
 /// What else each request for a token says. `None` where there is a mistake, which the reader has noted.
 fn params<'v>(reader: &mut Reader<'v>, client: &Table<'v>) -> Option<BTreeMap<String, String>> {
     let table = reader.names(client, &PARAMS, &value::OWN_TOKEN_PARAMS);
-    let mut params = Some(BTreeMap::new());
-    for name in table.keys() {
+    all(table.keys().into_iter().map(|name| {
         let value = reader.parsed(&table, &PARAM.under(&name), value::token_param);
         let named = value::token_param_name(&name);
         if let Err(problem) = &named {
             reader.wrong_key(&table, &name, problem);
         }
-        match (&mut params, named, value) {
-            (Some(params), Ok(()), Some(value)) => drop(params.insert(name, value)),
-            _ => params = None,
-        }
-    }
-    params
+        named.ok()?;
+        Some((name, value?))
+    }))
 }
 
 /// Lets the client trust the authorities of the downstream, unless it has some of its own.

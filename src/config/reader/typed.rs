@@ -43,17 +43,12 @@ impl<'v> Reader<'v> {
             self.wrong_type(&found, "an integer", &format!("such as {example}"));
             return None;
         };
-        match u64::try_from(given).ok().filter(|number| range.contains(number)) {
-            Some(number) => {
-                self.note(table, key, number.to_string(), Some(&found));
-                T::try_from(number).ok()
-            }
-            None => {
-                let (low, high) = range.into_inner();
-                self.wrong(&found, format!("out of range; use an integer from {low} to {high}"));
-                None
-            }
-        }
+        let number = u64::try_from(given).ok().filter(|number| range.contains(number));
+        let (low, high) = range.into_inner();
+        let problem = || format!("out of range; use an integer from {low} to {high}");
+        let number = self.accept(&found, number.ok_or_else(problem))?;
+        self.note(table, key, number.to_string(), Some(&found));
+        T::try_from(number).ok()
     }
 
     pub fn boolean(&mut self, table: &Table<'v>, key: &Key) -> Option<bool> {
@@ -90,16 +85,12 @@ impl<'v> Reader<'v> {
             }
             None => self.absent(table, key)?.to_owned(),
         };
-        match parse(&text) {
-            Ok(value) => {
-                self.note(table, key, quote(&text), found.as_ref());
-                Some(value)
-            }
-            Err(error) => {
-                found.iter().for_each(|found| self.wrong(found, error.to_string()));
-                None
-            }
-        }
+        let value = match &found {
+            Some(found) => self.accept(found, parse(&text).map_err(|error| error.to_string()))?,
+            None => parse(&text).ok()?,
+        };
+        self.note(table, key, quote(&text), found.as_ref());
+        Some(value)
     }
 
     /// One of these words. `mistake` says of another one that it is none, such as "no precision".
@@ -119,7 +110,7 @@ impl<'v> Reader<'v> {
     pub fn duration(&mut self, table: &Table<'v>, key: &Key) -> Option<Duration> {
         self.declare(table, key, || json!({ "type": "string", "pattern": value::DURATION }));
         self.parsed(table, key, |text| match key.form {
-            Form::Within(low, high) => value::duration_within(text, low, high),
+            Form::Within(low, high) => value::within(text, low, high, value::duration),
             _ => value::duration(text),
         })
     }
@@ -128,7 +119,7 @@ impl<'v> Reader<'v> {
     pub fn size<T: TryFrom<u64>>(&mut self, table: &Table<'v>, key: &Key) -> Option<T> {
         self.declare(table, key, || json!({ "type": "string", "pattern": value::SIZE }));
         let size = self.parsed(table, key, |text| match key.form {
-            Form::Within(low, high) => value::size_within(text, low, high),
+            Form::Within(low, high) => value::within(text, low, high, value::size),
             _ => value::size(text),
         });
         T::try_from(size?).ok()
@@ -143,13 +134,8 @@ impl<'v> Reader<'v> {
     ) -> Option<Vec<String>> {
         let convert = |reader: &mut Self, item: &Found<'v>| {
             let text = reader.text(item, IN_QUOTES)?;
-            match parse(&text) {
-                Ok(text) => Some((quote(&text), text)),
-                Err(problem) => {
-                    reader.wrong(item, problem);
-                    None
-                }
-            }
+            let text = reader.accept(item, parse(&text))?;
+            Some((quote(&text), text))
         };
         let given = self.list(table, key, "an array of strings", || key.string(), convert)?;
         let default = || key.default_text().and_then(|text| serde_json::from_str(text).ok());
