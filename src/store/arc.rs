@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    BoxFuture, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Store,
+    Answer, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Store,
     StoreError, TombstoneCall, TombstoneReply, sealed,
 };
 use crate::limit::LimitSet;
@@ -13,11 +13,11 @@ use crate::time::Micros;
 impl<S: Store + ?Sized> sealed::Sealed for Arc<S> {}
 
 impl<S: Store + ?Sized> Store for Arc<S> {
-    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> Answer<'a, Reserved> {
         (**self).reserve(call)
     }
 
-    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+    fn check<'a>(&'a self, call: Check<'a>) -> Answer<'a, Checked> {
         (**self).check(call)
     }
 
@@ -25,52 +25,39 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).try_check(call)
     }
 
-    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> Answer<'a, bool> {
         (**self).cancel(call)
     }
 
-    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> Answer<'a, ()> {
         (**self).reset(scope, limits)
     }
 
-    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+    fn read_record<'a>(&'a self, downstream: &'a str) -> Answer<'a, RecordState> {
         (**self).read_record(downstream)
     }
 
-    fn update_record<'a>(
-        &'a self,
-        downstream: &'a str,
-        change: Change<'a>,
-    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+    fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState> {
         (**self).update_record(downstream, change)
     }
 
-    fn tombstones<'a>(
-        &'a self,
-        downstream: &'a str,
-        call: TombstoneCall<'a>,
-    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+    fn tombstones<'a>(&'a self, downstream: &'a str, call: TombstoneCall<'a>) -> Answer<'a, TombstoneReply> {
         (**self).tombstones(downstream, call)
     }
 
-    fn leave_summary<'a>(
-        &'a self,
-        replica: &'a str,
-        summary: &'a str,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
         (**self).leave_summary(replica, summary, ttl)
     }
 
-    fn summaries(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+    fn summaries(&self) -> Answer<'_, Vec<String>> {
         (**self).summaries()
     }
 
-    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         (**self).note_parked(downstream, jobs)
     }
 
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
         (**self).set_parked(downstream, jobs)
     }
 
@@ -82,7 +69,7 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).changes(downstream)
     }
 
-    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+    fn ping(&self) -> Answer<'_, Micros> {
         (**self).ping()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::error::ensure;
 use super::turns::Wants;
 use super::{
     Asker, Cancel, Check, LONGEST_LEASE, LONGEST_TURN_LEASE, Lanes, Lease, MAX_BATCH, Reserve, Scope,
@@ -21,11 +22,9 @@ impl Scope<'_> {
 /// # Errors
 /// [`StoreError::Invalid`] when the name cannot serve as a hash tag.
 pub(crate) fn check_downstream(name: &str) -> Result<(), StoreError> {
-    if name.is_empty() || name.contains(['{', '}']) {
-        let text = format!("`{name}` cannot name a downstream; use a text that is not empty, without braces");
-        return Err(StoreError::Invalid(text));
-    }
-    Ok(())
+    ensure(!name.is_empty() && !name.contains(['{', '}']), || {
+        format!("`{name}` cannot name a downstream; use a text that is not empty, without braces")
+    })
 }
 
 impl Reserve<'_> {
@@ -45,11 +44,7 @@ impl Reserve<'_> {
 
     fn check_shared(&self, shared: &SharedHorizon<'_>) -> Result<(), StoreError> {
         check_replica(shared.replica)?;
-        if self.lanes.is_some() {
-            let text = "a shared horizon beside lanes; give one of them";
-            return Err(StoreError::Invalid(text.to_owned()));
-        }
-        Ok(())
+        ensure(self.lanes.is_none(), || "a shared horizon beside lanes; give one of them".to_owned())
     }
 
     fn check_lanes(&self, lanes: &Lanes<'_>) -> Result<(), StoreError> {
@@ -57,19 +52,14 @@ impl Reserve<'_> {
             let text = "jobs of lanes cost every limit the same; give one cost for each";
             return Err(StoreError::Invalid(text.to_owned()));
         };
-        if !self.scope.key.is_empty() {
-            let text = format!("lanes beside the key `{}`; a lane has its own keys", self.scope.key);
-            return Err(StoreError::Invalid(text));
-        }
+        let key = self.scope.key;
+        ensure(key.is_empty(), || format!("lanes beside the key `{key}`; a lane has its own keys"))?;
         lanes.check(self.limits, costs.len())?;
         for (job, &cost) in costs.iter().enumerate() {
             let most = lanes.lane(job).map_or(u32::MAX, |lane| lane.limits.max_cost());
-            if cost > most {
-                let text = format!(
-                    "job {job} of the call costs {cost}, more than ever fits its lane; at most {most}"
-                );
-                return Err(StoreError::Invalid(text));
-            }
+            ensure(cost <= most, || {
+                format!("job {job} of the call costs {cost}, more than ever fits its lane; at most {most}")
+            })?;
         }
         Ok(())
     }
@@ -192,17 +182,13 @@ fn highest(costs: Costs<'_>) -> u32 {
 }
 
 fn check_costs(limits: &LimitSet, costs: Costs<'_>) -> Result<(), StoreError> {
-    if let Costs::PerLimit(all) = costs
-        && all.len() % limits.given() != 0
-    {
-        let text =
-            format!("{} costs; give one per limit and job, {} for each job", all.len(), limits.given());
-        return Err(StoreError::Invalid(text));
+    if let Costs::PerLimit(all) = costs {
+        let (all, each) = (all.len(), limits.given());
+        let problem = || format!("{all} costs; give one per limit and job, {each} for each job");
+        ensure(all % each == 0, problem)?;
     }
     let jobs = limits.jobs(costs);
-    if jobs > MAX_BATCH {
-        return Err(StoreError::Invalid(format!("{jobs} jobs in one call; at most {MAX_BATCH} fit")));
-    }
+    ensure(jobs <= MAX_BATCH, || format!("{jobs} jobs in one call; at most {MAX_BATCH} fit"))?;
     if let Some((job, most)) = limits.unfit(costs) {
         let most: Vec<String> =
             limits.iter().zip(most).map(|(limit, most)| format!("{most} of `{}`", limit.name())).collect();
@@ -226,34 +212,25 @@ impl<'a> Cancel<'a> {
         self.scope.check()?;
         let limits = self.limits.len() + self.lane.map_or(0, |lane| lane.limits.len());
         let given = [self.before.len(), self.after.len(), self.charged.len()];
-        if given != [limits; 3] {
-            let text = format!("{given:?} marks and costs for {limits} limits; give one for each");
-            return Err(StoreError::Invalid(text));
-        }
-        Ok(())
+        ensure(given == [limits; 3], || {
+            format!("{given:?} marks and costs for {limits} limits; give one for each")
+        })
     }
 }
 
 fn check_asker(asker: &Asker, limits: &LimitSet) -> Result<(), StoreError> {
     let lead = asker.turn.map_or(Duration::ZERO, |turn| turn.lead);
-    if !(1..=limits.len()).contains(&asker.own) || asker.reach.max(lead) > LONGEST_TURN_LEASE {
-        return Err(StoreError::Invalid(format!("{asker:?} cannot take turns at {} limits", limits.len())));
-    }
-    Ok(())
+    let holds = (1..=limits.len()).contains(&asker.own) && asker.reach.max(lead) <= LONGEST_TURN_LEASE;
+    ensure(holds, || format!("{asker:?} cannot take turns at {} limits", limits.len()))
 }
 
 pub(super) fn check_replica(name: &str) -> Result<(), StoreError> {
-    if !(1..=64).contains(&name.len()) {
-        let text = format!("a replica's name of {} bytes; use 1 to 64", name.len());
-        return Err(StoreError::Invalid(text));
-    }
-    Ok(())
+    let bytes = name.len();
+    ensure((1..=64).contains(&bytes), || format!("a replica's name of {bytes} bytes; use 1 to 64"))
 }
 
 fn check_lease(Lease { replica, ttl }: Lease<'_>) -> Result<(), StoreError> {
     check_replica(replica)?;
-    if ttl < Duration::from_millis(1) || ttl > LONGEST_LEASE {
-        return Err(StoreError::Invalid(format!("a lease of {ttl:?}; use 1ms to {LONGEST_LEASE:?}")));
-    }
-    Ok(())
+    let lasts = Duration::from_millis(1)..=LONGEST_LEASE;
+    ensure(lasts.contains(&ttl), || format!("a lease of {ttl:?}; use 1ms to {LONGEST_LEASE:?}"))
 }

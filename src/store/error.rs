@@ -56,6 +56,11 @@ impl StoreError {
     }
 }
 
+/// Refuses a call unless this holds.
+pub(super) fn ensure(holds: bool, problem: impl FnOnce() -> String) -> Result<(), StoreError> {
+    if holds { Ok(()) } else { Err(StoreError::Invalid(problem())) }
+}
+
 impl From<NoRuntime> for StoreError {
     /// It is not that the store is away.
     fn from(error: NoRuntime) -> Self {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::StoreError;
 use super::call::check_replica;
+use super::error::ensure;
 
 /// The most summaries that [`Store::summaries`](super::Store::summaries) lists: those that end last.
 pub const MAX_SUMMARIES: usize = 1_000;
@@ -32,14 +33,11 @@ pub(super) fn check_summary(replica: &str, summary: &str, ttl: Duration) -> Resu
     if ttl.is_zero() {
         return Ok(());
     }
-    if ttl < Duration::from_millis(1) || ttl > LONGEST_SUMMARY {
-        return Err(StoreError::Invalid(format!("a summary for {ttl:?}; use 1ms to {LONGEST_SUMMARY:?}")));
-    }
-    if !(1..=MAX_SUMMARY_BYTES).contains(&summary.len()) {
-        let text = format!("a summary of {} bytes; use 1 to {MAX_SUMMARY_BYTES}", summary.len());
-        return Err(StoreError::Invalid(text));
-    }
-    Ok(())
+    let (lasts, bytes) = (Duration::from_millis(1)..=LONGEST_SUMMARY, summary.len());
+    ensure(lasts.contains(&ttl), || format!("a summary for {ttl:?}; use 1ms to {LONGEST_SUMMARY:?}"))?;
+    ensure((1..=MAX_SUMMARY_BYTES).contains(&bytes), || {
+        format!("a summary of {bytes} bytes; use 1 to {MAX_SUMMARY_BYTES}")
+    })
 }
 
 /// The summaries that a list has room for: the first ones, up to [`MAX_LISTED_BYTES`] in all.

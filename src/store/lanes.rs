@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::error::ensure;
 use super::{Granted, Reserve, Reserved, Stamp, StoreError};
 #[cfg(feature = "redis")]
 use crate::limit::{Charge, Costs, Row};
@@ -73,32 +74,24 @@ impl<'a> Lanes<'a> {
     /// # Errors
     /// [`StoreError::Invalid`] when the lanes are malformed.
     pub(super) fn check(&self, own: &LimitSet, jobs: usize) -> Result<(), StoreError> {
-        let invalid = |text: String| Err(StoreError::Invalid(text));
         let sets = self.all.iter().map(|lane| lane.limits).chain([own]);
-        if !sets.clone().all(|set| set.combine() == Combine::All && set.is_plain()) {
-            return invalid("limits of lanes must all agree, and none be given twice".to_owned());
-        }
-        if self.of.len() != jobs || self.of.iter().flatten().any(|&lane| usize::from(lane) >= self.all.len())
-        {
-            return invalid(format!(
-                "{} jobs with lanes of {jobs}, of {} lanes; name a lane or none for each job",
-                self.of.len(),
-                self.all.len()
-            ));
-        }
-        if self.all.len() > MAX_BATCH {
-            return invalid(format!("{} lanes in one call; at most {MAX_BATCH} fit", self.all.len()));
-        }
+        let (of, all) = (self.of.len(), self.all.len());
+        let agree = sets.clone().all(|set| set.combine() == Combine::All && set.is_plain());
+        ensure(agree, || "limits of lanes must all agree, and none be given twice".to_owned())?;
+        let are_there = self.of.iter().flatten().all(|&lane| usize::from(lane) < all);
+        ensure(of == jobs && are_there, || {
+            format!("{of} jobs with lanes of {jobs}, of {all} lanes; name a lane or none for each job")
+        })?;
+        ensure(all <= MAX_BATCH, || format!("{all} lanes in one call; at most {MAX_BATCH} fit"))?;
         for Lane { limits, keys } in self.all {
-            if keys.len() != limits.len() || keys.contains(&"") {
-                return invalid(format!("the keys {keys:?} for {} limits; give one for each", limits.len()));
-            }
+            ensure(keys.len() == limits.len() && !keys.contains(&""), || {
+                format!("the keys {keys:?} for {} limits; give one for each", limits.len())
+            })?;
         }
         let states: usize = self.states()?.all.iter().map(|(limit, _)| limit.weight()).sum();
-        if states > MAX_STATES {
-            return invalid(format!("the lanes of one call have {states} states; at most {MAX_STATES} fit"));
-        }
-        Ok(())
+        ensure(states <= MAX_STATES, || {
+            format!("the lanes of one call have {states} states; at most {MAX_STATES} fit")
+        })
     }
 
     /// # Errors

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{
-    Asker, BoxFuture, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease, NextTurn,
+    Answer, Asker, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease, NextTurn,
     RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Stamp, Status, Store, StoreError, TICK,
     TombstoneCall, TombstoneReply, check_downstream, dump, tombstones::too_many,
 };
@@ -80,6 +80,16 @@ impl MemoryStore {
         downstream
     }
 
+    /// Works on a downstream, at the store's now.
+    fn with<T>(&self, name: &str, work: impl FnOnce(&mut Downstream, Micros) -> T) -> T {
+        let downstream = self.open(name, || self.clock.now());
+        let mut downstream = locked(&downstream);
+        // The clock is read under the lock, so that two threads cannot see their instants in the wrong order.
+        let now = self.clock.now();
+        downstream.follow(now);
+        work(&mut downstream, now)
+    }
+
     /// Runs `decide` on the states of the limits under `scope`, and stores those that it reports as charged.
     fn decide<T>(
         &self,
@@ -87,20 +97,17 @@ impl MemoryStore {
         limits: &LimitSet,
         decide: impl FnOnce(&mut Downstream, &mut [State], Micros) -> (T, Charge),
     ) -> T {
-        let downstream = self.open(scope.downstream, || self.clock.now());
-        let mut downstream = locked(&downstream);
-        // The clock is read under the lock, so that two threads cannot see their instants in the wrong order.
-        let now = self.clock.now();
-        downstream.follow(now);
-        let mut states: Vec<State> =
-            limits.iter().map(|limit| downstream.read(limit, scope.key, now)).collect();
-        let (answer, taken) = decide(&mut downstream, &mut states, now);
-        for (place, (limit, state)) in limits.iter().zip(states).enumerate() {
-            if taken.has(place) {
-                downstream.write(limit, scope.key, state);
+        self.with(scope.downstream, |downstream, now| {
+            let mut states: Vec<State> =
+                limits.iter().map(|limit| downstream.read(limit, scope.key, now)).collect();
+            let (answer, taken) = decide(downstream, &mut states, now);
+            for (place, (limit, state)) in limits.iter().zip(states).enumerate() {
+                if taken.has(place) {
+                    downstream.write(limit, scope.key, state);
+                }
             }
-        }
-        answer
+            answer
+        })
     }
 
     fn reserved(&self, call: Reserve<'_>) -> Result<Reserved, StoreError> {
@@ -167,14 +174,10 @@ impl MemoryStore {
     async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
         check_downstream(downstream)?;
         change.map_or(Ok(()), |change| change.check())?;
-        let (state, is_changed) = {
-            let record = self.open(downstream, || self.clock.now());
-            let mut record = locked(&record);
-            let now = self.clock.now();
-            record.follow(now);
-            let is_changed = change.is_some_and(|change| record.update(change, now));
-            (record.record(now), is_changed)
-        };
+        let (state, is_changed) = self.with(downstream, |downstream, now| {
+            let is_changed = change.is_some_and(|change| downstream.update(change, now));
+            (downstream.record(now), is_changed)
+        });
         if is_changed {
             self.watchers.notify(downstream);
         }
@@ -191,13 +194,8 @@ impl MemoryStore {
     ) -> Result<TombstoneReply, StoreError> {
         check_downstream(downstream)?;
         call.check()?;
-        let reply = {
-            let record = self.open(downstream, || self.clock.now());
-            let mut record = locked(&record);
-            let now = self.clock.now();
-            record.follow(now);
-            record.call_tombstones(call, now).ok_or_else(|| too_many(downstream))?
-        };
+        let reply = self.with(downstream, |downstream, now| downstream.call_tombstones(call, now));
+        let reply = reply.ok_or_else(|| too_many(downstream))?;
         if reply.changed > 0 {
             self.watchers.notify(downstream);
         }
@@ -208,14 +206,14 @@ impl MemoryStore {
 impl super::sealed::Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
-    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> Answer<'a, Reserved> {
         Box::pin(async move {
             call.check()?;
             self.reserved(call)
         })
     }
 
-    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+    fn check<'a>(&'a self, call: Check<'a>) -> Answer<'a, Checked> {
         Box::pin(async move {
             call.check()?;
             Ok(self.checked(call))
@@ -226,7 +224,7 @@ impl Store for MemoryStore {
         Some(call.check().map(|()| self.checked(call)))
     }
 
-    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> Answer<'a, bool> {
         Box::pin(async move {
             call.check()?;
             let Some(downstream) = self.find(call.scope.downstream) else { return Ok(false) };
@@ -244,7 +242,7 @@ impl Store for MemoryStore {
         })
     }
 
-    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> Answer<'a, ()> {
         Box::pin(async move {
             scope.check()?;
             if let Some(downstream) = self.find(scope.downstream) {
@@ -256,32 +254,19 @@ impl Store for MemoryStore {
         })
     }
 
-    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+    fn read_record<'a>(&'a self, downstream: &'a str) -> Answer<'a, RecordState> {
         Box::pin(self.record(downstream, None))
     }
 
-    fn update_record<'a>(
-        &'a self,
-        downstream: &'a str,
-        change: Change<'a>,
-    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+    fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState> {
         Box::pin(self.record(downstream, Some(change)))
     }
 
-    fn tombstones<'a>(
-        &'a self,
-        downstream: &'a str,
-        call: TombstoneCall<'a>,
-    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+    fn tombstones<'a>(&'a self, downstream: &'a str, call: TombstoneCall<'a>) -> Answer<'a, TombstoneReply> {
         Box::pin(self.call_tombstones(downstream, call))
     }
 
-    fn leave_summary<'a>(
-        &'a self,
-        replica: &'a str,
-        summary: &'a str,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
         Box::pin(async move {
             check_summary(replica, summary, ttl)?;
             locked(&self.fleet).leave(replica, summary, ttl, self.clock.now());
@@ -289,18 +274,18 @@ impl Store for MemoryStore {
         })
     }
 
-    fn summaries(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+    fn summaries(&self) -> Answer<'_, Vec<String>> {
         Box::pin(async move { Ok(locked(&self.fleet).summaries(self.clock.now())) })
     }
 
-    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         Box::pin(async move {
             check_downstream(downstream)?;
             Ok(locked(&self.fleet).note_parked(downstream, jobs))
         })
     }
 
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
         Box::pin(async move {
             check_downstream(downstream)?;
             locked(&self.fleet).set_parked(downstream, jobs);
@@ -312,7 +297,7 @@ impl Store for MemoryStore {
         self.watchers.subscribe(downstream)
     }
 
-    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+    fn ping(&self) -> Answer<'_, Micros> {
         Box::pin(async move { Ok(self.clock.now()) })
     }
 }

@@ -277,6 +277,9 @@ pub struct Cancel<'a> {
     pub is_unused: bool,
 }
 
+/// What a store answers to a call.
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+
 /// Keeps the state of limits and decides on it atomically. [`MemoryStore`] and `RedisStore` implement it, and an
 /// [`Arc`](std::sync::Arc) of either.
 ///
@@ -287,13 +290,13 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     ///
     /// Not cancel safe: slots granted to a dropped future are lost (never taken twice). It is not
     /// retried either, since a reply may be lost after the slots were taken.
-    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>>;
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> Answer<'a, Reserved>;
 
     /// Asks in one round trip whether jobs fit now, and takes those that do. A denial consumes nothing.
     ///
     /// Not cancel safe: what was taken for a dropped future stays taken. It is not retried, for the same reason as
     /// [`Store::reserve`].
-    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>>;
+    fn check<'a>(&'a self, call: Check<'a>) -> Answer<'a, Checked>;
 
     /// Answers [`Store::check`] if that needs no waiting; otherwise returns `None`, and nothing is decided.
     fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
@@ -305,49 +308,36 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Returns whether it did.
     ///
     /// Cancel safe: the slot is given back, or not.
-    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>>;
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> Answer<'a, bool>;
 
     /// Discards the state of the limits under `scope`: the next slot is now, whatever was reserved.
     ///
     /// Cancel safe: the state is discarded, or not.
-    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>>;
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> Answer<'a, ()>;
 
     /// Reads the record of a downstream: pauses, and the terms in force.
     ///
     /// Cancel safe.
-    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>>;
+    fn read_record<'a>(&'a self, downstream: &'a str) -> Answer<'a, RecordState>;
 
     /// Changes the record of a downstream, and returns it as it is then. Others who work on the downstream are notified
     /// through [`Store::changes`].
     ///
     /// Cancel safe: the record is changed, or not. It is not retried by itself; each change is idempotent.
-    fn update_record<'a>(
-        &'a self,
-        downstream: &'a str,
-        change: Change<'a>,
-    ) -> BoxFuture<'a, Result<RecordState, StoreError>>;
+    fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState>;
 
     /// Changes or reads the tombstones of cancelled jobs. Others who work on the downstream are notified of a change
     /// through [`Store::changes`], and see a later version in the status of each answer.
     ///
     /// Cancel safe: the change is made, or not. It is not retried by itself; each change is idempotent.
-    fn tombstones<'a>(
-        &'a self,
-        downstream: &'a str,
-        call: TombstoneCall<'a>,
-    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>>;
+    fn tombstones<'a>(&'a self, downstream: &'a str, call: TombstoneCall<'a>) -> Answer<'a, TombstoneReply>;
 
     /// Leaves a summary of a replica for all others, in place of the one before, for `ttl` from now on; a `ttl` of zero
     /// withdraws it. A summary is a text of at most [`MAX_SUMMARY_BYTES`], which is opaque to the store; it is left for at
     /// most [`LONGEST_SUMMARY`]. A store that loses its state loses the summaries.
     ///
     /// Cancel safe: the summary is left, or not.
-    fn leave_summary<'a>(
-        &'a self,
-        replica: &'a str,
-        summary: &'a str,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
         let _ = (replica, summary, ttl);
         Box::pin(async { Ok(()) })
     }
@@ -356,7 +346,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// end last are listed; of more than 64 MiB, the first ones.
     ///
     /// Cancel safe.
-    fn summaries(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+    fn summaries(&self) -> Answer<'_, Vec<String>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
@@ -365,7 +355,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// state counts from 0. Redis keeps it for 400 days after the last change.
     ///
     /// Not cancel safe: it is not known whether the jobs of a dropped future are counted.
-    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         let _ = (downstream, jobs);
         Box::pin(async { Ok(0) })
     }
@@ -373,7 +363,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Sets the number of parked jobs of a downstream, once it is known.
     ///
     /// Cancel safe: the number is set, or not.
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
         let _ = (downstream, jobs);
         Box::pin(async { Ok(()) })
     }
@@ -391,7 +381,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Reads the store's clock, which shows whether the store is reachable.
     ///
     /// Cancel safe.
-    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>>;
+    fn ping(&self) -> Answer<'_, Micros>;
 }
 
 /// Keeps other crates from implementing stores: each store must decide as all others do, to the microsecond.

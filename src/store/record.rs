@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::StoreError;
+use super::error::ensure;
 use crate::limit::Limit;
 use crate::time::Micros;
 
@@ -132,11 +133,9 @@ impl Change<'_> {
             Change::Penalize(span) | Change::Pause { span: Some(span), .. } => *span,
             _ => return Ok(()),
         };
-        if span < Duration::from_micros(1) || span > LONGEST_PAUSE {
-            let text = format!("a pause of {span:?}; use 1us to 366d, or pause until somebody resumes");
-            return Err(StoreError::Invalid(text));
-        }
-        Ok(())
+        ensure((Duration::from_micros(1)..=LONGEST_PAUSE).contains(&span), || {
+            format!("a pause of {span:?}; use 1us to 366d, or pause until somebody resumes")
+        })
     }
 }
 

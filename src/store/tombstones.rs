@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::error::ensure;
 use super::{LONGEST_PAUSE, Status, StoreError};
 use crate::time::Micros;
 
@@ -84,10 +85,9 @@ impl TombstoneCall<'_> {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         match *self {
             Self::Cancel { ids, span } => {
-                if span < Duration::from_micros(1) || span > LONGEST_TOMBSTONE {
-                    let text = format!("jobs cannot be cancelled for {span:?}; use 1us to 366d");
-                    return Err(StoreError::Invalid(text));
-                }
+                ensure((Duration::from_micros(1)..=LONGEST_TOMBSTONE).contains(&span), || {
+                    format!("jobs cannot be cancelled for {span:?}; use 1us to 366d")
+                })?;
                 check_ids(ids.iter())
             }
             Self::Undo { ids } => check_ids(ids.iter()),
@@ -105,20 +105,17 @@ pub(super) fn too_many(downstream: &str) -> StoreError {
     ))
 }
 
-fn check_ids<'a>(ids: impl ExactSizeIterator<Item = &'a Arc<str>>) -> Result<(), StoreError> {
-    if ids.len() > MAX_TOMBSTONE_BATCH {
-        let text =
-            format!("{} ids in one call; at most {MAX_TOMBSTONE_BATCH} fit, so use several", ids.len());
-        return Err(StoreError::Invalid(text));
-    }
-    for id in ids {
-        if !is_id(id) {
+fn check_ids<'a>(mut ids: impl ExactSizeIterator<Item = &'a Arc<str>>) -> Result<(), StoreError> {
+    let count = ids.len();
+    ensure(count <= MAX_TOMBSTONE_BATCH, || {
+        format!("{count} ids in one call; at most {MAX_TOMBSTONE_BATCH} fit, so use several")
+    })?;
+    ids.try_for_each(|id| {
+        ensure(is_id(id), || {
             let shown: String = id.escape_debug().take(40).collect();
-            let text = format!("`{shown}` is no job id; use 1 to {LONGEST_ID} visible ASCII characters");
-            return Err(StoreError::Invalid(text));
-        }
-    }
-    Ok(())
+            format!("`{shown}` is no job id; use 1 to {LONGEST_ID} visible ASCII characters")
+        })
+    })
 }
 
 /// Whether a job can have this id.

@@ -32,7 +32,7 @@ use tokio::task::JoinHandle;
 
 use super::changes::{Changes, Watchers};
 use super::{
-    BoxFuture, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Sharing, Stamp, Store,
+    Answer, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Sharing, Stamp, Store,
     StoreError, TombstoneCall, TombstoneReply,
 };
 use crate::home::Home;
@@ -190,7 +190,7 @@ impl fmt::Debug for RedisStore {
 impl crate::store::sealed::Sealed for RedisStore {}
 
 impl Store for RedisStore {
-    fn reserve<'a>(&'a self, call: Reserve<'a>) -> BoxFuture<'a, Result<Reserved, StoreError>> {
+    fn reserve<'a>(&'a self, call: Reserve<'a>) -> Answer<'a, Reserved> {
         Box::pin(async move {
             call.check()?;
             let request = Request {
@@ -234,7 +234,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn check<'a>(&'a self, call: Check<'a>) -> BoxFuture<'a, Result<Checked, StoreError>> {
+    fn check<'a>(&'a self, call: Check<'a>) -> Answer<'a, Checked> {
         Box::pin(async move {
             call.check()?;
             let request = Request {
@@ -261,7 +261,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn cancel<'a>(&'a self, call: Cancel<'a>) -> BoxFuture<'a, Result<bool, StoreError>> {
+    fn cancel<'a>(&'a self, call: Cancel<'a>) -> Answer<'a, bool> {
         Box::pin(async move {
             call.check()?;
             let mut keys = self.keys(call.scope, call.limits);
@@ -272,7 +272,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> Answer<'a, ()> {
         Box::pin(async move {
             scope.check()?;
             let keys = self.keys(scope, limits);
@@ -282,44 +282,31 @@ impl Store for RedisStore {
         })
     }
 
-    fn read_record<'a>(&'a self, downstream: &'a str) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+    fn read_record<'a>(&'a self, downstream: &'a str) -> Answer<'a, RecordState> {
         Box::pin(self.record(downstream, None))
     }
 
-    fn update_record<'a>(
-        &'a self,
-        downstream: &'a str,
-        change: Change<'a>,
-    ) -> BoxFuture<'a, Result<RecordState, StoreError>> {
+    fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState> {
         Box::pin(self.record(downstream, Some(change)))
     }
 
-    fn tombstones<'a>(
-        &'a self,
-        downstream: &'a str,
-        call: TombstoneCall<'a>,
-    ) -> BoxFuture<'a, Result<TombstoneReply, StoreError>> {
+    fn tombstones<'a>(&'a self, downstream: &'a str, call: TombstoneCall<'a>) -> Answer<'a, TombstoneReply> {
         Box::pin(self.call_tombstones(downstream, call))
     }
 
-    fn leave_summary<'a>(
-        &'a self,
-        replica: &'a str,
-        summary: &'a str,
-        ttl: Duration,
-    ) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
         Box::pin(self.leave(replica, summary, ttl))
     }
 
-    fn summaries(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+    fn summaries(&self) -> Answer<'_, Vec<String>> {
         Box::pin(self.list_summaries())
     }
 
-    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         Box::pin(self.add_parked(downstream, jobs))
     }
 
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
         Box::pin(self.put_parked(downstream, jobs))
     }
 
@@ -332,7 +319,7 @@ impl Store for RedisStore {
         self.watchers.subscribe(downstream)
     }
 
-    fn ping(&self) -> BoxFuture<'_, Result<Micros, StoreError>> {
+    fn ping(&self) -> Answer<'_, Micros> {
         Box::pin(async move {
             let now = self.servers.time().await?;
             Ok(self.clock.as_ref().map_or(now, |clock| clock.now()))
