@@ -43,13 +43,11 @@ impl<R> Default for Episode<R> {
 
 impl<R: PartialEq> Episode<R> {
     /// Named once it has been noted for this long, always for the same reason.
-    #[must_use]
     pub fn after(after: Duration) -> Self {
         Self { after, ..Self::default() }
     }
 
     /// Named at once, and again at this interval.
-    #[must_use]
     pub fn at_interval(interval: Duration) -> Self {
         Self { interval: Some(interval), ..Self::default() }
     }

@@ -43,7 +43,6 @@ fn divisor(variable: &str) -> u32 {
 }
 
 /// The divisor of polling intervals: 1, or what a test has set in `PACED_TEST_HASTE`.
-#[must_use]
 pub fn haste() -> u32 {
     #[cfg(feature = "failpoints")]
     {
@@ -55,14 +54,12 @@ pub fn haste() -> u32 {
 }
 
 /// An interval between two polls, which tests shorten.
-#[must_use]
 pub fn interval(usual: Duration) -> Duration {
     usual / haste()
 }
 
 /// A time limit of one call, which a test of that limit shortens by `PACED_TEST_IMPATIENCE`: on a busy machine a
 /// shorter limit ends calls that would succeed.
-#[must_use]
 pub fn limit(usual: Duration) -> Duration {
     #[cfg(feature = "failpoints")]
     {

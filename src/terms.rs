@@ -133,37 +133,31 @@ fn listed(names: &[String]) -> String {
 impl Terms {
     /// The terms of a file: the limits of a downstream, for each plan by name the limits of its jobs (the downstream's
     /// and then the plan's own), and a revision if the file has one.
-    #[must_use]
     pub const fn new(limits: LimitSet, plans: BTreeMap<String, LimitSet>, revision: Option<u64>) -> Self {
         Self { revision, limits, plans, overrides: BTreeMap::new(), loaded: None, since: BTreeMap::new() }
     }
 
     /// The file's revision.
-    #[must_use]
     pub const fn revision(&self) -> Option<u64> {
         self.revision
     }
 
     /// The downstream's limits in the file.
-    #[must_use]
     pub const fn limits(&self) -> &LimitSet {
         &self.limits
     }
 
     /// The limits of each plan's jobs in the file, by the plan's name.
-    #[must_use]
     pub const fn plans(&self) -> &BTreeMap<String, LimitSet> {
         &self.plans
     }
 
     /// The rates that operators set, by the limit's name; also those that have ended.
-    #[must_use]
     pub const fn overrides(&self) -> &BTreeMap<String, Override> {
         &self.overrides
     }
 
     /// The terms as text: JSON with a version in it, every number exact. Equal terms have equal texts.
-    #[must_use]
     pub fn to_text(&self) -> String {
         text::write(self)
     }
@@ -178,7 +172,6 @@ impl Terms {
     }
 
     /// A hash of the limits of the file, without its revision and the rates set over them: FNV-1a, which never changes.
-    #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let text = Self::new(self.limits.clone(), self.plans.clone(), None).to_text();
         text.bytes()
@@ -186,14 +179,12 @@ impl Terms {
     }
 
     /// Whether both have the same limits in their files, whatever their revisions and overrides.
-    #[must_use]
     pub fn has_limits_of(&self, other: &Self) -> bool {
         self.limits == other.limits && self.plans == other.plans
     }
 
     /// The effect on the terms in force when a replica starts with `own`, or reloads it: the last load wins, unless its
     /// revision is lower.
-    #[must_use]
     pub fn load(stored: Option<&Self>, own: &Self) -> Load {
         let Some(in_force) = stored else { return Load::Replace(own.clone()) };
         // `None` is less than any number.
@@ -211,27 +202,23 @@ impl Terms {
     ///
     /// An override counts while `now < until`. One that fits no limit of the file any more changes nothing;
     /// see [`Terms::idle`].
-    #[must_use]
     pub fn effective(&self, now: Micros) -> (LimitSet, BTreeMap<String, LimitSet>) {
         let plans = self.plans.iter().map(|(name, set)| (name.clone(), self.applied(set, now)));
         (self.applied(&self.limits, now), plans.collect())
     }
 
     /// The overrides that apply at `now`, but fit no limit since the file changed.
-    #[must_use]
     pub fn idle(&self, now: Micros) -> Vec<&str> {
         let fits = |name: &str, one: &Override| self.checked(name, one.rate).is_ok();
         self.in_force(now).filter(|(name, one)| !fits(name, one)).map(|(name, _)| name).collect()
     }
 
     /// The next end of an override that applies at `now`.
-    #[must_use]
     pub fn next_end(&self, now: Micros) -> Option<Micros> {
         self.in_force(now).filter_map(|(_, one)| one.until).min()
     }
 
     /// The terms without the overrides that have ended at `now`; `None` if there are none.
-    #[must_use]
     pub fn expired(&self, now: Micros) -> Option<Self> {
         let live = self.in_force(now).map(|(name, one)| (name.to_owned(), one.clone()));
         let overrides: BTreeMap<_, _> = live.collect();

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 
 /// Whether a terminal may obey `c` instead of showing it: control characters (Unicode's `Cc`), the marks
 /// and embeddings that change the direction of writing, and the separators of lines and paragraphs.
-#[must_use]
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -18,20 +17,17 @@ pub fn is_unsafe(c: char) -> bool {
 }
 
 /// The text with every character for which [`is_unsafe`] holds as its escape, such as `\u{202e}` or `\n`.
-#[must_use]
 pub fn escaped(text: &str) -> Cow<'_, str> {
     escaped_but(text, |_| false)
 }
 
 /// As [`escaped`], but for the line feeds: for text of several lines.
-#[must_use]
 pub fn escaped_lines(text: &str) -> Cow<'_, str> {
     escaped_but(text, |c| c == '\n')
 }
 
 /// JSON as a terminal may be given it: the same value, with the characters that [`escaped`] escapes as JSON's
 /// own escapes. The text is one JSON value on one line.
-#[must_use]
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     if !json.contains(is_unsafe) {
         return Cow::Borrowed(json);

@@ -70,7 +70,6 @@ impl Address {
     }
 
     /// What connections over TLS are opened with; `None` where the URL has no TLS.
-    #[must_use]
     pub const fn tls(&self) -> Option<&Tls> {
         self.tls.as_ref()
     }

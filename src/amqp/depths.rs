@@ -74,20 +74,17 @@ struct Seen {
 impl Depths {
     /// The lengths of a downstream's queues; `None` if the queue of its new jobs was not seen yet, is missing, or cannot be
     /// looked at. A drop to 0 is told when two looks in a row have found it.
-    #[must_use]
     pub fn of(&self, downstream: &str) -> Option<Depth> {
         self.0.asked().depths.get(downstream).copied()
     }
 
     /// The number of messages that reached no downstream's queue; `None` as in [`Depths::of`].
-    #[must_use]
     pub fn unroutable(&self) -> Option<u32> {
         self.0.asked().unroutable
     }
 
     /// Whether nothing is parked: every queue that jobs are parked in, of all that exist, was found empty by two sweeps in
     /// a row. `None` if that is not known.
-    #[must_use]
     pub fn rungs_are_empty(&self) -> Option<bool> {
         self.0.asked().rungs_are_empty
     }

@@ -92,7 +92,6 @@ impl From<NameTooLong> for Error {
 
 impl Error {
     /// True where the broker could not be reached or did not answer: exit code 69.
-    #[must_use]
     pub const fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Failed { .. })
     }
@@ -103,7 +102,6 @@ impl Error {
     }
 
     /// True where credentials or permissions are wrong: exit code 77.
-    #[must_use]
     pub const fn is_unauthorized(&self) -> bool {
         matches!(self, Self::Login { .. } | Self::Refused { .. })
     }

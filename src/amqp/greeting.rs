@@ -40,7 +40,6 @@ impl fmt::Display for Server {
 impl Server {
     /// The longest message body that a RabbitMQ of this version takes unless its `max_message_size` says
     /// otherwise, in bytes; `None` for other products.
-    #[must_use]
     pub fn max_message_size(&self) -> Option<usize> {
         self.release().map(|release| if release >= (4, 0, 0) { 16 * MIB } else { 128 * MIB })
     }

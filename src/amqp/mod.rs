@@ -117,7 +117,6 @@ pub struct Downstream {
 
 impl Options {
     /// The exchange that jobs are published to, with the downstream's name as routing key.
-    #[must_use]
     pub fn jobs_exchange(&self) -> String {
         self.names().jobs()
     }
@@ -184,7 +183,6 @@ impl Amqp {
     /// Starts connecting. Must be called on a tokio runtime.
     ///
     /// A source for each downstream comes from [`Amqp::source`].
-    #[must_use]
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
         let connections = amqp.options.downstreams.len().div_ceil(links::DOWNSTREAMS).max(1);
@@ -294,19 +292,16 @@ impl Amqp {
     }
 
     /// True while this downstream is consumed.
-    #[must_use]
     pub fn is_attached(&self, downstream: &str) -> bool {
         self.downstreams.get(downstream).is_some_and(|consumed| *consumed.attached.borrow())
     }
 
     /// True while every downstream is consumed.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.downstreams.values().all(|consumed| *consumed.attached.borrow())
     }
 
     /// The state of the connections and the consumers, now and later.
-    #[must_use]
     pub fn status(&self) -> Status {
         let downstreams = self.downstreams.iter();
         let attached = downstreams.map(|(name, consumed)| (name.clone(), consumed.attached.subscribe()));
@@ -314,13 +309,11 @@ impl Amqp {
     }
 
     /// The lengths of the queues, as they were last seen. Nothing is seen where this is for publishing alone.
-    #[must_use]
     pub fn depths(&self) -> Depths {
         self.depths.clone()
     }
 
     /// A publisher of jobs, for any task.
-    #[must_use]
     pub fn publisher(&self) -> Publisher {
         self.publisher.clone()
     }

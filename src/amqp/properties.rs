@@ -12,7 +12,6 @@ pub(super) const PERSISTENT: u8 = 2;
 
 /// The properties of `message`, which is persistent. Texts of over 255 bytes, which no property holds, are left out;
 /// [`decode`](crate::job::decode) refuses such an id before.
-#[must_use]
 pub fn properties(message: &Message) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     let short = |text: &Option<String>| ShortString::try_new(text.as_deref()?).ok();

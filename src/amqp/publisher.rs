@@ -121,7 +121,6 @@ impl From<NameTooLong> for PublishError {
 
 impl PublishError {
     /// True where the same message may be accepted a little later.
-    #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable | Self::TimedOut { .. } | Self::Lost(_) | Self::Rejected)
     }
@@ -172,7 +171,6 @@ impl Publisher {
 
     /// Whether the broker has reported that it accepts nothing at the moment.
     #[doc(hidden)]
-    #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.shared.current.borrow().as_ref().is_some_and(|connection| connection.status().blocked())
     }

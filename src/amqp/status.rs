@@ -19,7 +19,6 @@ pub struct Status {
 
 impl Status {
     /// The purposes of the connections that are down, such as `consuming`; empty while all are up.
-    #[must_use]
     pub fn lost(&self) -> Vec<String> {
         let is_down =
             |current: &ConnectionWatch| !current.borrow().as_ref().is_some_and(|c| c.status().connected());

@@ -93,7 +93,6 @@ pub struct Span {
 
 impl Span {
     /// The time.
-    #[must_use]
     pub const fn duration(&self) -> Duration {
         self.duration
     }

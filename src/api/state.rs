@@ -31,7 +31,6 @@ pub struct State {
 
 impl State {
     /// The same without its downstreams, which may be hundreds.
-    #[must_use]
     pub fn head(&self) -> Self {
         Self {
             now: self.now,

@@ -67,7 +67,6 @@ pub(super) fn join(parent: &str, key: &str) -> String {
 }
 
 /// The text as a TOML string.
-#[must_use]
 pub fn quote(text: &str) -> String {
     let mut quoted = String::from('"');
     for c in text.chars() {

@@ -95,13 +95,11 @@ impl ConfigError {
 
     /// The key, such as `downstreams.billing.limits[0].rate`; empty where a source as a whole is
     /// wrong.
-    #[must_use]
     pub fn key(&self) -> &str {
         &self.key
     }
 
     /// What is wrong, and what would be right, without the place and the key.
-    #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
     }

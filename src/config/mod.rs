@@ -64,7 +64,6 @@ pub struct Loaded {
 
 impl Loaded {
     /// A warning about a key, in the form of [`Loaded::warnings`].
-    #[must_use]
     pub fn warning(&self, key: &str, problem: &str) -> String {
         let entry = self.entries.iter().find(|entry| entry.path() == key);
         let origin = entry.map_or("default", |entry| entry.origin.as_str());

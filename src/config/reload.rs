@@ -21,7 +21,6 @@ pub struct Reload {
 
 impl Loaded {
     /// Determines what of `new` takes effect at once if `self` is in effect now.
-    #[must_use]
     pub fn reload(&self, new: &Self) -> Reload {
         let (old, new_settings) = (&self.settings, &new.settings);
         let stuck = stuck(old, new_settings);

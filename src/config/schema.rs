@@ -30,7 +30,6 @@ oauth2.params.audience = 'x'
 ";
 
 /// The JSON Schema (Draft 4) of a configuration file.
-#[must_use]
 pub fn schema() -> Value {
     let about = "The configuration of paced. `paced check` finds more mistakes than this schema can.";
     let mut root = json!({

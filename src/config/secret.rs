@@ -24,19 +24,16 @@ pub(super) type Check = fn(&str) -> Result<Secret, String>;
 
 impl Secret {
     /// Wraps a text; if it is a URL, it is shown without user information and query.
-    #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), hidden: false, file: None, check: None }
     }
 
     /// Wraps a text of which nothing is ever shown.
-    #[must_use]
     pub fn hidden(text: impl Into<String>) -> Self {
         Self { text: text.into(), hidden: true, file: None, check: None }
     }
 
     /// Wraps the text of a file, of which nothing is ever shown.
-    #[must_use]
     pub fn of_file(text: impl Into<String>, file: PathBuf) -> Self {
         Self { text: text.into(), hidden: true, file: Some(file), check: None }
     }
@@ -48,7 +45,6 @@ impl Secret {
     }
 
     /// The file that it was read from, if it has one of its own.
-    #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
@@ -72,7 +68,6 @@ impl Secret {
 
     /// How it is read again, if it has a file of its own.
     #[cfg(feature = "tls")]
-    #[must_use]
     pub fn reader(&self) -> Option<crate::ReadSecret> {
         let secret = self.clone();
         let read = move || secret.read_again().map(|secret| secret.text);
@@ -80,7 +75,6 @@ impl Secret {
     }
 
     /// The text itself: for the connection, never for a log.
-    #[must_use]
     pub fn expose(&self) -> &str {
         &self.text
     }

@@ -220,7 +220,6 @@ pub struct OAuth2 {
 
 impl OAuth2 {
     /// Whether the other client is this one, so that both may use one token.
-    #[must_use]
     pub fn is_same_client(&self, other: &Self) -> bool {
         let is_same_secret = match (self.client_secret.file(), other.client_secret.file()) {
             (Some(file), Some(other)) => file == other,
@@ -247,19 +246,16 @@ pub enum ClientAuth {
 
 impl Downstream {
     /// The prefetch to ask the broker for; see [`dispatch::window`].
-    #[must_use]
     pub fn effective_prefetch(&self) -> u16 {
         dispatch::window(self.queue.prefetch, &self.limits, self.on_limit)
     }
 
     /// The highest cost of one job without a plan, and the bound that sets it; see [`dispatch::max_cost`].
-    #[must_use]
     pub fn max_cost(&self) -> MaxCost {
         self.max_cost_in(&self.limits)
     }
 
     /// The rules of the plans.
-    #[must_use]
     pub fn plan_rules(&self) -> Vec<PlanRules> {
         let rules =
             |plan: &Plan| PlanRules { name: plan.name.clone(), max_cost: self.max_cost_in(&plan.limits) };
@@ -267,7 +263,6 @@ impl Downstream {
     }
 
     /// The plan of jobs that name none, as an index into `plans`.
-    #[must_use]
     pub fn default_plan(&self) -> Option<usize> {
         let name = self.lanes.default_plan.as_deref()?;
         self.plans.iter().position(|plan| plan.name == name)

@@ -7,7 +7,6 @@ use crate::text::escaped;
 
 /// The configuration in effect as TOML, including the defaults; a comment after each value names its origin. Secrets
 /// are masked.
-#[must_use]
 pub fn show(loaded: &Loaded) -> String {
     let mut text = String::new();
     let tables = loaded.entries.chunk_by(|one, other| one.table == other.table);

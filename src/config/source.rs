@@ -31,7 +31,6 @@ pub struct Sources {
 
 impl Sources {
     /// The sources of this process: its environment and its working directory.
-    #[must_use]
     pub fn from_process(files: Vec<PathBuf>, set: Vec<String>) -> Self {
         let cwd = std::env::current_dir().unwrap_or_default();
         Self { files, env: std::env::vars_os().collect(), set, cwd }

@@ -11,7 +11,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The highest cost of one job under these limits, and the bound that sets it: `given` where there is one, otherwise
 /// the least over the limits of what each releases in a minute, but at least its burst and 1. It is never more than the
 /// limits can hold: a call for such a job would be repeated for ever, and hold up all others.
-#[must_use]
 pub fn max_cost(limits: &LimitSet, given: Option<u32>) -> MaxCost {
     let each = || limits.iter().zip(limits.unit());
     let named = |limit: &Limit, units: u32, times: u32| (units / times.max(1), limit.name().to_owned());

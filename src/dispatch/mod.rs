@@ -135,7 +135,6 @@ impl Options {
     }
 
     /// The options as terms, which all replicas share: the limits, those of each plan by its name, the revision.
-    #[must_use]
     pub fn terms(&self) -> Terms {
         self.settings().terms()
     }
@@ -143,7 +142,6 @@ impl Options {
 
 impl Dispatcher {
     /// A dispatcher of these parts. It does nothing before [`Dispatcher::run`].
-    #[must_use]
     pub fn new(
         options: Options,
         store: Arc<dyn Store>,
@@ -156,20 +154,17 @@ impl Dispatcher {
     }
 
     /// A view of what the dispatcher does while it runs, and of the last of it once it has ended.
-    #[must_use]
     pub fn view(&self) -> View {
         self.board.view()
     }
 
     /// Returns a handle that sets the number of replicas that have this downstream. As long as nobody sets it, an idle
     /// replica with `on_unavailable = "local"` keeps a lease in the store, by which the others count it.
-    #[must_use]
     pub fn peers(&self) -> Peers {
         self.peers.clone()
     }
 
     /// A handle that changes the options while the dispatcher runs.
-    #[must_use]
     pub fn control(&self) -> Control {
         self.news.control()
     }

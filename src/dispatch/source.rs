@@ -216,7 +216,6 @@ pub struct DeadLetter {
 
 impl DeadLetter {
     /// A letter without a response.
-    #[must_use]
     pub fn new(reason: Reason, detail: impl Into<String>, report: Report) -> Self {
         Self { reason, detail: detail.into(), report, response: Bytes::new() }
     }

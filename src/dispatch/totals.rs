@@ -32,25 +32,21 @@ struct Lateness([AtomicU64; BOUNDS]);
 
 impl Totals {
     /// The jobs handed to the sink; each attempt counts.
-    #[must_use]
     pub fn released(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
     }
 
     /// The jobs that the downstream accepted.
-    #[must_use]
     pub fn delivered(&self) -> u64 {
         self.delivered.load(Ordering::Relaxed)
     }
 
     /// The jobs that became dead letters.
-    #[must_use]
     pub fn dead(&self) -> u64 {
         self.dead.load(Ordering::Relaxed)
     }
 
     /// The jobs whose outcome is known while their reply, copy or ack is in progress.
-    #[must_use]
     pub fn settling(&self) -> usize {
         self.settling.load(Ordering::Relaxed)
     }
@@ -67,7 +63,6 @@ impl Totals {
 
     /// How many releases were late by at most each of [`LATENESS_BOUNDS`] and more than the one before; those beyond the
     /// last count as it.
-    #[must_use]
     pub fn lateness(&self) -> Vec<u64> {
         self.lateness.0.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }

@@ -130,7 +130,6 @@ pub(super) struct Board {
 
 impl Binding {
     /// The reason, as a label of metrics.
-    #[must_use]
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -148,7 +147,6 @@ impl Binding {
     }
 
     /// The name of the limit that binds.
-    #[must_use]
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Limit { name, .. } => Some(name),
@@ -157,7 +155,6 @@ impl Binding {
     }
 
     /// When this ends, as far as it is known.
-    #[must_use]
     pub const fn until(&self) -> Option<Instant> {
         match self {
             Self::Limit { next: until, .. } | Self::Paused { until } | Self::Throttled { until } => *until,
@@ -212,13 +209,11 @@ impl Snapshot {
     }
 
     /// How many jobs the downstream's own limits release in a second at most, in the long run.
-    #[must_use]
     pub fn rate_limit(&self) -> f64 {
         self.terms.settings.limits.rate().per_second()
     }
 
     /// How long the downstream's own limits take to release this many jobs after an idle period.
-    #[must_use]
     pub fn delay(&self, jobs: u64) -> Duration {
         let limits: Vec<&Limit> = self.terms.settings.limits.iter().collect();
         limit_delay(&limits, jobs)
@@ -227,13 +222,11 @@ impl Snapshot {
 
 impl View {
     /// The latest state.
-    #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&self.latest.borrow())
     }
 
     /// What was counted since the dispatcher was made.
-    #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
     }

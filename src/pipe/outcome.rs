@@ -160,7 +160,6 @@ impl<W: AsyncWrite + Unpin + Send> OutcomeWriter<W> {
     }
 
     /// The counts so far, which can be read while it runs.
-    #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress.clone()
     }
@@ -224,7 +223,6 @@ struct Input {
 
 impl Progress {
     /// The counts now.
-    #[must_use]
     pub fn totals(&self) -> Totals {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Totals {
@@ -240,7 +238,6 @@ impl Progress {
     }
 
     /// Jobs that were read, and neither have an outcome nor were given up.
-    #[must_use]
     pub fn open(&self) -> u64 {
         let totals = self.totals();
         let ended = totals.settled() + totals.returned;
@@ -248,7 +245,6 @@ impl Progress {
     }
 
     /// The number of entries of the input, once it was read to its end.
-    #[must_use]
     pub fn entries(&self) -> Option<u64> {
         let totals = self.totals();
         let read = self.0.handed_out.load(Ordering::Relaxed) + totals.resumed + totals.skipped;
@@ -256,7 +252,6 @@ impl Progress {
     }
 
     /// Whether the outcome of every job that has one is written.
-    #[must_use]
     pub fn is_written(&self) -> bool {
         self.0.written.load(Ordering::Relaxed) >= self.totals().settled()
     }
@@ -327,19 +322,16 @@ pub struct Totals {
 
 impl Totals {
     /// Jobs that have an outcome.
-    #[must_use]
     pub const fn settled(&self) -> u64 {
         self.delivered + self.dead + self.rejected
     }
 
     /// Lines that are done with: they have an outcome, in this run or of a delivery before it, or are no job.
-    #[must_use]
     pub const fn done(&self) -> u64 {
         self.settled() + self.resumed + self.skipped
     }
 
     /// Whether every line was a job and every job was delivered.
-    #[must_use]
     pub const fn is_clean(&self) -> bool {
         let Self { delivered: _, dead, rejected, skipped, returned, resumed: _, unreadable, mismatched } =
             *self;

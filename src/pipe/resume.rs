@@ -110,7 +110,6 @@ struct Recorded {
 
 impl Outcomes {
     /// Jobs that were delivered.
-    #[must_use]
     pub const fn delivered(&self) -> u64 {
         self.delivered
     }

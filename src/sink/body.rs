@@ -11,20 +11,17 @@ pub struct BodyMatch {
 
 impl BodyMatch {
     /// The value that lies where this JSON pointer (RFC 6901) says; see [`BodyMatch::is_pointer`].
-    #[must_use]
     pub fn new(pointer: &str, equals: Value) -> Self {
         Self { pointer: pointer.to_owned(), equals }
     }
 
     /// Whether the text is a JSON pointer, such as `/error/code`.
-    #[must_use]
     pub fn is_pointer(text: &str) -> bool {
         let is_escaped = |rest: &str| rest.starts_with('0') || rest.starts_with('1');
         (text.is_empty() || text.starts_with('/')) && text.split('~').skip(1).all(is_escaped)
     }
 
     /// Whether the body has that value in that place. A body that is no whole JSON text has none.
-    #[must_use]
     pub fn is_in(&self, body: &[u8]) -> bool {
         let Ok(body) = serde_json::from_slice::<Value>(body) else { return false };
         body.pointer(&self.pointer).is_some_and(|found| is_same(found, &self.equals))

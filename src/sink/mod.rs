@@ -155,7 +155,6 @@ pub struct Receipt {
 
 impl Receipt {
     /// A receipt, which only sinks create, on delivery.
-    #[must_use]
     pub const fn new(response: Response) -> Self {
         Self { response }
     }
@@ -183,7 +182,6 @@ pub struct Response {
 
 impl Response {
     /// An answer of which at most the status is known.
-    #[must_use]
     pub fn without_body(status: Option<u16>) -> Self {
         Self { status: status.unwrap_or(0), ..Self::default() }
     }
@@ -191,7 +189,6 @@ impl Response {
 
 /// How many bytes of this body, or of its beginning, are an excerpt: [`MAX_EXCERPT`] at most, and no part of a character
 /// of UTF-8 that would be cut there.
-#[must_use]
 pub fn excerpt_len(body: &[u8]) -> usize {
     let Some(start) = body.get(..MAX_EXCERPT) else { return body.len() };
     match std::str::from_utf8(start) {

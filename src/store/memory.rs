@@ -156,20 +156,7 @@ impl MemoryStore {
     fn key_count(&self, name: &str) -> usize {
         self.find(name).map_or(0, |downstream| locked(&downstream).keys())
     }
-}
 
-impl Default for MemoryStore {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Each critical section leaves the state consistent, so a poisoned lock is ignored.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl MemoryStore {
     /// Returns the record of a downstream, after the change if one is given.
     async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
         check_downstream(downstream)?;
@@ -183,9 +170,7 @@ impl MemoryStore {
         }
         Ok(state)
     }
-}
 
-impl MemoryStore {
     /// Changes or reads the tombstones of a downstream.
     async fn call_tombstones(
         &self,
@@ -201,6 +186,17 @@ impl MemoryStore {
         }
         Ok(reply)
     }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Each critical section leaves the state consistent, so a poisoned lock is ignored.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl super::sealed::Sealed for MemoryStore {}

@@ -38,7 +38,6 @@ pub enum ChangeError {
 
 impl ChangeError {
     /// Whether the same change may succeed later.
-    #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Terms(_) => false,

@@ -29,7 +29,6 @@ pub struct Origin {
 
 impl Replica {
     /// The name of this process.
-    #[must_use]
     pub fn of_this_process() -> &'static Self {
         static THIS: LazyLock<Replica> = LazyLock::new(|| {
             // The kernel tells it without a call to a name server; elsewhere than on Linux it is not known.
@@ -52,14 +51,12 @@ impl fmt::Display for Replica {
 impl Terms {
     /// The replica from whose file the limits are, and since when they have been those of its file; `None` where that is
     /// not known, as in terms that were never put in force.
-    #[must_use]
     pub const fn loaded(&self) -> Option<&Origin> {
         self.loaded.as_ref()
     }
 
     /// Since when the limit of this name has had the numbers that it has at `now`, and from which replica they are;
     /// `None` where that is not known.
-    #[must_use]
     pub fn in_force_since(&self, name: &str, now: Micros) -> Option<Origin> {
         let origin = self.since.get(name)?;
         let set = self.overrides.get(name).filter(|set| self.checked(name, set.rate).is_ok());

@@ -187,7 +187,6 @@ fn set(limits: &LimitSet) -> Set {
 }
 
 /// The name of a limit's algorithm, as configurations have it.
-#[must_use]
 pub const fn algorithm(limit: &Limit) -> &'static str {
     match limit.algorithm() {
         Algorithm::LeakyBucket(_) => "leaky-bucket",

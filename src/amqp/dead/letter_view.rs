@@ -79,7 +79,6 @@ impl Letter {
     }
 
     /// The job as its producer published it, without the report.
-    #[must_use]
     pub fn job(&self) -> Message {
         let mut job = self.message.clone();
         job.headers.retain(|(name, _)| !is_report(name));
@@ -106,7 +105,6 @@ pub struct Filter {
 
 impl Filter {
     /// True where every letter matches.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -14,7 +14,6 @@ pub struct Rendered {
 }
 
 /// Renders the message; `None` where it is malformed or its body is no UTF-8, which a line cannot hold.
-#[must_use]
 pub fn render(message: &Message) -> Option<Rendered> {
     let body = std::str::from_utf8(&message.content.body).ok().filter(|_| message.malformed.is_none())?;
     let (mut job, mut headers, mut left_out) = (Map::new(), Map::new(), Vec::new());

@@ -268,9 +268,7 @@ impl Scripts {
         });
         call
     }
-}
 
-impl Scripts {
     pub(super) fn tombstones(
         &self,
         keys: &[String],
@@ -304,9 +302,7 @@ impl Scripts {
         call.command.arg(channel).arg(downstream).arg(word).arg(ids);
         call
     }
-}
 
-impl Scripts {
     /// The call that leaves the summary of a replica, or withdraws it if `ttl` is zero.
     pub(super) fn leave_summary(
         &self,
@@ -335,9 +331,7 @@ impl Scripts {
         call.command.arg(word);
         call
     }
-}
 
-impl Scripts {
     /// The call that adds to the number of parked jobs, or sets it.
     pub(super) fn parked(&self, keys: &[String], word: &str, jobs: i64) -> Call<'_> {
         let mut numbers = Packed::with_capacity(1);
