@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::{
     Answer, Asker, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease, NextTurn,
     RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Stamp, Status, Store, StoreError, TICK,
-    TombstoneCall, TombstoneReply, check_downstream, dump, tombstones::too_many,
+    TombstoneCall, TombstoneReply, check_downstream, tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::store::changes::Watchers;
@@ -143,12 +143,13 @@ impl MemoryStore {
     }
 
     /// The record of the downstream and the states of the limits, as text. It serves tests.
+    #[cfg(any(test, feature = "failpoints"))]
     #[doc(hidden)]
     #[must_use]
     pub fn dump(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
         match self.find(scope.downstream) {
             Some(downstream) => locked(&downstream).dump(scope.key, limits),
-            None => dump::unused(limits),
+            None => super::tests::unused(limits),
         }
     }
 

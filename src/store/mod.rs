@@ -9,7 +9,6 @@ use crate::time::Micros;
 mod arc;
 mod call;
 mod changes;
-mod dump;
 mod error;
 mod fleet;
 mod lanes;
@@ -19,6 +18,8 @@ mod record;
 #[cfg(feature = "redis")]
 mod redis;
 mod swept;
+#[cfg(any(test, feature = "failpoints"))]
+mod tests;
 mod tombstones;
 pub(crate) mod turns;
 

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use super::tombstones::{Answer, Tombstones};
 use super::{Asker, Cancel, GRACE, Queue, Status, TICK};
-use crate::limit::{Limit, LimitSet, State};
-use crate::store::dump::{self, DumpedState, Record};
+use crate::limit::{Limit, State};
 use crate::store::swept::Swept;
 use crate::store::{TombstoneCall, TombstoneReply};
 use crate::time::Micros;
 
 mod record;
+#[cfg(any(test, feature = "failpoints"))]
+mod tests;
 
 #[derive(Debug)]
 pub(super) struct Downstream {
@@ -242,17 +243,6 @@ impl Downstream {
             restored.push((limit, key, limit.undo(&state, (*before, *after), call.slot, cost)?));
         }
         (!restored.is_empty()).then_some(restored)
-    }
-
-    /// The record and the states of the limits, as text.
-    pub(super) fn dump(&mut self, key: &str, limits: &LimitSet) -> Vec<String> {
-        let (epoch, ClockHistory { high, shift, .. }) = (self.epoch, self.clock);
-        let kept = |limit: &Limit| {
-            let held = self.states.get(limit, key)?;
-            Some(DumpedState { state: held.state.clone(), shift: held.shift, epoch })
-        };
-        let kept = limits.iter().map(kept).collect();
-        dump::texts(limits, Record { epoch, high, shift, status: self.status, queue: self.queue }, kept)
     }
 
     /// The number of keys that have states of their own.

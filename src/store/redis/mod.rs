@@ -20,8 +20,8 @@ mod sentinel;
 mod servers;
 mod slot_calls;
 mod slots;
-mod state;
-mod stored;
+#[cfg(feature = "failpoints")]
+mod tests;
 mod url;
 
 use std::fmt;
@@ -136,13 +136,6 @@ impl RedisStore {
     pub fn counting_rounds(mut self) -> Self {
         self.scripts = Scripts::counting_rounds();
         self
-    }
-
-    /// The raw value of a state as text: its letter, then its numbers.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn state_text(raw: &[u8]) -> String {
-        state::text(raw)
     }
 
     fn now(&self) -> Now {
