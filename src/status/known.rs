@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::peek::Left;
 use super::summary::Summary;
-use super::{fleet, pauses};
+use super::{fleet, record};
 
 /// After this time a record is read again while somebody looks, although nothing tells that it has changed: a downstream
 /// without jobs notices no pause that another replica was asked for. The exchange bounds how many are read in a round.
@@ -133,8 +133,8 @@ impl Known {
         let name = downstream.name.clone();
         downstream.queues.parked = self.parked.get(&name).map(|(_, jobs)| *jobs);
         let Some(record) = self.records.get(&name) else { return };
-        downstream.terms.pause = pauses::pause(&record.state);
-        downstream.terms.penalty = pauses::penalty(&record.state);
+        downstream.terms.pause = record::pause(&record.state);
+        downstream.terms.penalty = record::penalty(&record.state);
         let Some(in_force) = &record.in_force else { return };
         downstream.terms.limits.clone_from(&in_force.limits);
         downstream.terms.overrides.clone_from(&in_force.overrides);
@@ -189,17 +189,7 @@ fn in_force(record: &RecordState) -> Option<InForce> {
         let file = terms.plans().get(plan);
         all.extend(file.map(|file| of(in_force, file, limits.len())).unwrap_or_default());
     }
-    let set = terms.overrides().iter().filter(|(_, set)| set.until.is_none_or(|until| record.now < until));
-    let overrides = set
-        .map(|(limit, set)| Override {
-            limit: limit.clone(),
-            rate: set.rate.to_string(),
-            until: set.until.map(|until| until.0 / 1000),
-            reason: set.reason.clone(),
-            by: set.by.clone(),
-            set_at: set.set_at.0 / 1000,
-        })
-        .collect();
+    let overrides = record::overrides(&terms, record.now).collect();
     Some(InForce { limits: all, overrides, fingerprint: terms.fingerprint() })
 }
 

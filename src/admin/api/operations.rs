@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::view;
 use crate::admin::reply::Refusal;
 use crate::status::OwnTerms;
-use crate::status::pauses::Note;
+use crate::status::record::Note;
 
 /// The time-out for an answer of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);

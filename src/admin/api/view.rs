@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use paced::api::{Downstream, File, Limit, Millis, Override, Pause, Rates, SetOverride, Source};
+use paced::api::{Downstream, File, Limit, Millis, Pause, Rates, SetOverride, Source};
 use paced::limit::{self, LimitSet};
 use paced::store::RecordState;
 use paced::terms::{Origin, Replica, Terms, algorithm, rate_text};
 use paced::time::Micros;
 
-use crate::status::pauses;
+use crate::status::record;
 
 /// The year 2001: versions below it are no instants.
 const EARLIEST: Millis = 1_000_000_000_000;
@@ -24,7 +24,7 @@ const fn millis(at: Micros) -> Millis {
 
 /// A downstream; `own` are the terms of this replica's file.
 pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms, own: &Terms) -> Downstream {
-    let (pause, penalty) = (pause(record), pauses::penalty(record));
+    let (pause, penalty) = (pause(record), record::penalty(record));
     Downstream {
         rates: rates(name, record, terms, own),
         revision: terms.revision(),
@@ -38,7 +38,7 @@ pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms, own: &
 /// The pause of an operator. When it began is not known if the clock has stepped back since then.
 fn pause(record: &RecordState) -> Option<Pause> {
     let known = EARLIEST..=millis(record.now.plus(VERSIONS_AHEAD));
-    pauses::pause(record).map(|pause| Pause { at: pause.at.filter(|at| known.contains(at)), ..pause })
+    record::pause(record).map(|pause| Pause { at: pause.at.filter(|at| known.contains(at)), ..pause })
 }
 
 /// A downstream's limits, the rates set over them, and where they come from.
@@ -58,12 +58,9 @@ pub(super) fn rates(name: &str, record: &RecordState, terms: &Terms, own: &Terms
         })
         .collect();
     let idle = terms.idle(now);
-    let overrides = terms.overrides().iter().filter(|(_, set)| set.until.is_none_or(|until| now < until));
-    let overrides = overrides.map(|(limit, set)| {
-        let (rate, until, set_at) = (set.rate.to_string(), set.until.map(millis), millis(set.set_at));
-        let (limit, reason, by) = (limit.clone(), set.reason.clone(), set.by.clone());
-        let idle = idle.contains(&limit.as_str());
-        SetOverride { set: Override { limit, rate, until, reason, by, set_at }, idle }
+    let overrides = record::overrides(terms, now).map(|set| {
+        let idle = idle.contains(&set.limit.as_str());
+        SetOverride { set, idle }
     });
     Rates {
         name: name.to_owned(),

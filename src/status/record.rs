@@ -1,7 +1,9 @@
-//! The pauses of a downstream, as its record has them.
+//! The pauses and overrides of a downstream, as its record has them.
 
-use paced::api::{Pause, Penalty};
+use paced::api::{Override, Pause, Penalty};
 use paced::store::RecordState;
+use paced::terms::Terms;
+use paced::time::Micros;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -28,4 +30,17 @@ pub(crate) fn pause(record: &RecordState) -> Option<Pause> {
 pub(crate) fn penalty(record: &RecordState) -> Option<Penalty> {
     let until = record.status.penalty;
     (until > record.now).then_some(Penalty { until: until.0 / 1000 })
+}
+
+/// The overrides that have not ended by `now`.
+pub(crate) fn overrides(terms: &Terms, now: Micros) -> impl Iterator<Item = Override> {
+    let lasting = terms.overrides().iter().filter(move |(_, set)| set.until.is_none_or(|until| now < until));
+    lasting.map(|(limit, set)| Override {
+        limit: limit.clone(),
+        rate: set.rate.to_string(),
+        until: set.until.map(|until| until.0 / 1000),
+        reason: set.reason.clone(),
+        by: set.by.clone(),
+        set_at: set.set_at.0 / 1000,
+    })
 }
