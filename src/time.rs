@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 pub use boot::Deadline;
 #[cfg(test)]
-pub(crate) use boot::suspend;
+pub(crate) use boot::tests::suspend;
 pub(crate) use boot::{nap, suspended};
 
 /// An instant on the store's clock: microseconds since the Unix epoch.
@@ -128,7 +128,7 @@ impl Clock for SystemClock {
 #[must_use]
 pub fn wall_now() -> Micros {
     #[cfg(test)]
-    return boot::wall_of_tests();
+    return boot::tests::wall_of_tests();
     #[cfg(not(test))]
     read_wall()
 }

@@ -19,7 +19,6 @@ pub const LATENESS_BOUNDS: &[f64] = match LATENESS_OF_RELEASE.kind {
 pub struct Totals {
     released: AtomicU64,
     delivered: AtomicU64,
-    dead: AtomicU64,
     settling: AtomicUsize,
     /// The jobs that were parked, less those that came home, since this was last taken.
     parked: AtomicI64,
@@ -39,11 +38,6 @@ impl Totals {
     /// The jobs that the downstream accepted.
     pub fn delivered(&self) -> u64 {
         self.delivered.load(Ordering::Relaxed)
-    }
-
-    /// The jobs that became dead letters.
-    pub fn dead(&self) -> u64 {
-        self.dead.load(Ordering::Relaxed)
     }
 
     /// The jobs whose outcome is known while their reply, copy or ack is in progress.
@@ -76,10 +70,6 @@ impl Totals {
 
     pub(super) fn on_delivered(&self) {
         self.delivered.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn on_dead(&self) {
-        self.dead.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a job that was parked (1), or came home (-1).

@@ -109,11 +109,6 @@ struct Recorded {
 }
 
 impl Outcomes {
-    /// Jobs that were delivered.
-    pub const fn delivered(&self) -> u64 {
-        self.delivered
-    }
-
     /// Adds an outcome; false if an earlier one names another job for its line.
     fn add(&mut self, recorded: Recorded) -> bool {
         let Recorded { line, id, outcome } = recorded;
@@ -277,7 +272,7 @@ mod tests {
             let resumed = resume(file.path()).expect("resumed");
             // Without its line feed a line is whole all the same.
             let whole = cut == two.len() - 1;
-            assert_eq!(resumed.outcomes.delivered(), if whole { 2 } else { 1 }, "{cut}");
+            assert_eq!(resumed.outcomes.delivered, if whole { 2 } else { 1 }, "{cut}");
             assert_eq!(resumed.was_torn, cut > 0 && !whole, "{cut}");
             let mut appended = resumed.file;
             appended.write_all(outcome(3, "c", "dead").as_bytes()).expect("written");
@@ -332,7 +327,7 @@ mod tests {
             outcome(5, "e", "delivered"),
         ];
         let mut outcomes = outcomes(&text.concat());
-        assert_eq!(outcomes.delivered(), 2);
+        assert_eq!(outcomes.delivered, 2);
         assert_eq!(outcomes.step(1, Some("a")), Ok(Step::Skip));
         assert_eq!(outcomes.step(2, Some("b")), Ok(Step::SendAgain("b".to_owned())));
         assert_eq!(outcomes.step(3, Some("c")), Ok(Step::Send));
