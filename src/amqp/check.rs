@@ -131,12 +131,10 @@ pub async fn check_online(options: &Options) -> Findings {
     for thing in &things {
         match inspect(&connection, thing).await {
             Ok(()) => {
-                if let Some(downstream) = &thing.foreign {
-                    warnings
-                        .extend(warn_of_returns(&connection, downstream, &thing.name, server.as_ref()).await);
-                }
+                // One that is declared by others has no arguments here.
                 let differs = warn_of_arguments(&connection, thing).await;
-                if let (Some(_), Some(downstream)) = (&differs, &thing.own) {
+                let own = thing.own.as_ref().filter(|_| differs.is_some());
+                if let Some(downstream) = thing.foreign.as_ref().or(own) {
                     warnings
                         .extend(warn_of_returns(&connection, downstream, &thing.name, server.as_ref()).await);
                 }

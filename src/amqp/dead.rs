@@ -7,10 +7,10 @@ use lapin::Connection;
 use tokio_util::sync::CancellationToken;
 
 use super::Options;
-use super::connection::{ask, channel, close, connect};
+use super::connection::{ask, connect};
 use super::error::Error;
 use super::publisher::PublishError;
-use super::topology::find_queue;
+use super::topology;
 use crate::failpoint;
 use crate::shaper::Shaper;
 use crate::time::wall_now;
@@ -115,10 +115,7 @@ impl DeadLetters {
     /// # Errors
     /// An error of the broker.
     pub async fn count(&self) -> Result<u32, Error> {
-        let channel = channel(&self.consuming).await?;
-        let count = find_queue(&channel, &self.queue()).await;
-        close(&channel).await;
-        count
+        topology::count(&self.consuming, &self.queue()).await
     }
 
     /// How often letters may be listed before the broker drops them, if that is not often. `None` also where the user

@@ -54,10 +54,7 @@ impl Names {
     }
 
     pub(super) fn queue(&self, downstream: &Downstream) -> String {
-        match &downstream.queue {
-            Some(name) => name.clone(),
-            None => self.jobs_queue(&downstream.name),
-        }
+        downstream.queue.clone().unwrap_or_else(|| self.jobs_queue(&downstream.name))
     }
 
     /// The queue that jobs with this downstream's name as routing key reach.
@@ -241,6 +238,15 @@ pub(super) async fn find_queue(channel: &Channel, name: &str) -> Result<u32, Err
     let options = QueueDeclareOptions::default().passive();
     let declare = channel.queue_declare(short(name)?, options, FieldTable::default());
     Ok(ask(&format!("queue {name}"), declare).await?.message_count())
+}
+
+/// Returns the number of messages in a queue.
+pub(super) async fn count(connection: &Connection, queue: &str) -> Result<u32, Error> {
+    // The broker closes the channel where the queue is missing.
+    let channel = channel(connection).await?;
+    let count = find_queue(&channel, queue).await;
+    close(&channel).await;
+    count
 }
 
 async fn declare_exchange(

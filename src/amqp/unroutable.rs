@@ -5,15 +5,13 @@
 
 use std::time::Duration;
 
-use lapin::Connection;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::connection::{channel, close};
 use super::error::Error;
 use super::supervisor::{ConnectionWatch, up};
-use super::topology::find_queue;
+use super::topology::count;
 use crate::metric;
 
 /// How often the queue is polled.
@@ -56,14 +54,6 @@ pub(super) async fn watch(mut current: ConnectionWatch, queue: String, haste: u3
             Err(_) => {}
         }
     }
-}
-
-/// Uses a channel of its own, since the broker closes it if the queue is missing.
-async fn count(connection: &Connection, queue: &str) -> Result<u32, Error> {
-    let channel = channel(connection).await?;
-    let count = find_queue(&channel, queue).await;
-    close(&channel).await;
-    count
 }
 
 fn note(growth: &mut Growth, queue: &str, messages: u32) {

@@ -9,12 +9,12 @@ use super::letter_view::Letter;
 use super::place::{Destination, Place};
 use super::{DeadLetters, Scan, Tally, Verdict, end};
 use crate::amqp::Downstream;
-use crate::amqp::connection::{channel, close, connect};
+use crate::amqp::connection::connect;
 use crate::amqp::error::Error;
 use crate::amqp::letter::{self, Edits};
 use crate::amqp::publisher::{PublishError, Publisher};
 use crate::amqp::supervisor::fixed;
-use crate::amqp::topology::{self, find_queue};
+use crate::amqp::topology;
 use crate::failpoint;
 use crate::shaper::Shaper;
 use crate::time::wall_now;
@@ -131,11 +131,7 @@ impl KnownQueues {
 
 /// Whether the queue exists; true where the user may not look.
 async fn look(connection: &Connection, queue: &str) -> Result<bool, Error> {
-    // The broker closes the channel where the queue is missing.
-    let channel = channel(connection).await?;
-    let found = find_queue(&channel, queue).await;
-    close(&channel).await;
-    match found {
+    match topology::count(connection, queue).await {
         Ok(_) | Err(Error::Refused { .. }) => Ok(true),
         Err(Error::NotFound { .. } | Error::NameTooLong(_)) => Ok(false),
         Err(error) => Err(error),
