@@ -1,5 +1,7 @@
 //! Formats the outcome for a reply. It has no I/O.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
@@ -22,28 +24,9 @@ pub(super) fn body(response: &Response) -> Bytes {
     }
     let body = match std::str::from_utf8(&response.body) {
         Ok(text) => Value::from(text),
-        Err(_) => json!({ "base64": base64(&response.body) }),
+        Err(_) => json!({ "base64": BASE64_STANDARD.encode(&response.body) }),
     };
     Bytes::from(json!({ "status": response.status, "headers": headers, "body": body }).to_string())
-}
-
-/// Base64 as in RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let group = chunk.iter().fold(0u32, |group, byte| (group << 8) | u32::from(*byte));
-        let group = group << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            if place <= chunk.len() {
-                let index = (group >> (18 - 6 * place)) & 63;
-                text.push(char::from(ALPHABET[index as usize]));
-            } else {
-                text.push('=');
-            }
-        }
-    }
-    text
 }
 
 #[cfg(test)]
@@ -72,9 +55,5 @@ mod tests {
     fn a_body_that_is_no_text_is_base64() {
         let response = Response { body: Bytes::from_static(&[0xff, 0xfe]), ..Response::default() };
         assert_eq!(read(&response)["body"], json!({ "base64": "//4=" }));
-        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
-        {
-            assert_eq!(base64(bytes.as_bytes()), text, "RFC 4648, section 10");
-        }
     }
 }
