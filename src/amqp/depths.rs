@@ -1,4 +1,4 @@
-//! The lengths of the downstreams' queues, of those that jobs are parked in, and of `PREFIX.unroutable`.
+//! The lengths of the downstreams' queues, and of `PREFIX.unroutable`.
 //!
 //! The broker tells a length only to those who ask. They are asked for by passive declarations over the consuming
 //! connection, few at a time, on a channel that serves nothing else: the broker closes it over a queue that is missing
@@ -17,12 +17,10 @@ use tracing::debug;
 use super::Options;
 use super::connection::{channel, close};
 use super::error::Error;
-use super::ladder::Rung;
-use super::parking::Rungs;
 use super::supervisor::{ConnectionWatch, up};
 use super::topology::find_queue;
 use gauges::Gauges;
-use length::{Emptiness, Length};
+use length::Length;
 
 mod gauges;
 mod length;
@@ -67,7 +65,6 @@ struct Shared {
 struct Seen {
     depths: BTreeMap<String, Depth>,
     unroutable: Option<u32>,
-    rungs_are_empty: Option<bool>,
     asked_at: Option<Instant>,
 }
 
@@ -83,12 +80,6 @@ impl Depths {
         self.0.asked().unroutable
     }
 
-    /// Whether nothing is parked: every queue that jobs are parked in, of all that exist, was found empty by two sweeps in
-    /// a row. `None` if that is not known.
-    pub fn rungs_are_empty(&self) -> Option<bool> {
-        self.0.asked().rungs_are_empty
-    }
-
     /// Looks at the queues until `stop`.
     ///
     /// To be awaited before the connection is closed: a look that is under way is finished, since the refusal of one that
@@ -97,10 +88,9 @@ impl Depths {
         &self,
         current: ConnectionWatch,
         options: &Options,
-        rungs: Arc<Rungs>,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + 'static {
-        Sweeper::new(self.clone(), options, rungs).run(current, stop)
+        Sweeper::new(self.clone(), options).run(current, stop)
     }
 }
 
@@ -241,16 +231,12 @@ struct Sweeper {
     depths: Depths,
     downstreams: Vec<Queues>,
     unroutable: Queue,
-    /// The queues of the rungs, and whether each was known to exist when it was last looked at.
-    ladder: Vec<(Rung, Queue, bool)>,
-    emptiness: Emptiness,
-    rungs: Arc<Rungs>,
     /// Divides the intervals.
     haste: u32,
 }
 
 impl Sweeper {
-    fn new(depths: Depths, options: &Options, rungs: Arc<Rungs>) -> Self {
+    fn new(depths: Depths, options: &Options) -> Self {
         let (names, haste) = (options.names(), options.haste.max(1));
         let queue = |name| Queue::new(name, haste);
         let queues = |downstream: &super::Downstream| Queues {
@@ -260,14 +246,10 @@ impl Sweeper {
             dead: queue(names.dead(&downstream.name)),
             gauges: Gauges::new(&downstream.name),
         };
-        let ladder = Rung::above(Duration::ZERO, options.rung_unit);
         Self {
             depths,
             downstreams: options.downstreams.iter().map(queues).collect(),
             unroutable: queue(names.unroutable()),
-            ladder: ladder.map(|rung| (rung, queue(names.park(rung)), false)).collect(),
-            emptiness: Emptiness::default(),
-            rungs,
             haste,
         }
     }
@@ -286,8 +268,6 @@ impl Sweeper {
             probe.close().await;
             if let Err(error) = swept {
                 debug!(%error, "a sweep over the lengths of queues has ended early");
-                self.emptiness = Emptiness::default();
-                self.depths.0.seen().rungs_are_empty = None;
                 self.show_unknown();
             }
             drop(connection);
@@ -316,17 +296,6 @@ impl Sweeper {
         }
         self.unroutable.look(probe).await?;
         self.depths.0.seen().unroutable = self.unroutable.length.get();
-        for (rung, queue, was_known) in &mut self.ladder {
-            let is_known = self.rungs.contains(*rung).await;
-            if is_known && !*was_known {
-                // This process has just ensured that the queue exists.
-                queue.length.look_now();
-            }
-            *was_known = is_known;
-            queue.look(probe).await?;
-        }
-        let empty = self.emptiness.note(self.ladder.iter().map(|(_, queue, _)| &queue.length));
-        self.depths.0.seen().rungs_are_empty = empty;
         Ok(())
     }
 }

@@ -188,10 +188,10 @@ impl Amqp {
         let connections = amqp.options.downstreams.len().div_ceil(links::DOWNSTREAMS).max(1);
         amqp.consuming = (0..connections).map(|n| amqp.links.shared(n)).collect();
         let current = &amqp.consuming[0].current;
-        let (closing, rungs) = (amqp.subscribers.closing.clone(), Arc::clone(&amqp.rungs));
+        let closing = amqp.subscribers.closing.clone();
         let (unroutable, haste) = (amqp.options.names().unroutable(), amqp.options.haste);
         amqp.subscribers.tasks.spawn(unroutable::watch(current.clone(), unroutable, haste, closing.clone()));
-        amqp.subscribers.tasks.spawn(amqp.depths.watch(current.clone(), &amqp.options, rungs, closing));
+        amqp.subscribers.tasks.spawn(amqp.depths.watch(current.clone(), &amqp.options, closing));
         amqp.publisher = Publisher::new(amqp.links.publishing(None));
         amqp
     }

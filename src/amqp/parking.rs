@@ -31,11 +31,6 @@ use crate::time::wall_now;
 pub(super) struct Rungs(Mutex<BTreeSet<Rung>>);
 
 impl Rungs {
-    /// Whether a rung is known to exist.
-    pub(super) async fn contains(&self, rung: Rung) -> bool {
-        self.0.lock().await.contains(&rung)
-    }
-
     /// Ensures that a rung exists, unless that was done before. Fails where there is no connection.
     async fn ensure(&self, current: &ConnectionWatch, options: &Options, rung: Rung) -> Result<(), Error> {
         let mut known = self.0.lock().await;

@@ -30,8 +30,6 @@ pub(super) struct Length {
     /// The first wait after a look that failed.
     first_retry: Duration,
     state: State,
-    /// Whether the queue was ever there.
-    was_found: bool,
     /// The number of looks in a row that failed, and when the next one is due.
     failures: u32,
     retry_at: Option<Instant>,
@@ -41,7 +39,7 @@ impl Length {
     /// A queue whose length is not known yet; `haste` divides the first wait after a failure.
     pub(super) fn new(haste: u32) -> Self {
         let first_retry = FIRST_RETRY / haste;
-        Self { first_retry, state: State::Unknown, was_found: false, failures: 0, retry_at: None }
+        Self { first_retry, state: State::Unknown, failures: 0, retry_at: None }
     }
 
     /// The length that counts; `None` if the queue is missing, or cannot be looked at.
@@ -57,11 +55,6 @@ impl Length {
         self.retry_at.is_none_or(|at| at <= now)
     }
 
-    /// Makes the next look due.
-    pub(super) fn look_now(&mut self) {
-        self.retry_at = None;
-    }
-
     /// Notes what a look found. A drop to 0 counts once the next look finds it too: the broker also says 0 of a queue
     /// that does not answer in time.
     pub(super) fn found(&mut self, messages: u32) {
@@ -72,7 +65,6 @@ impl Length {
         *self = Self {
             first_retry: self.first_retry,
             state: State::Found { believed, last: messages },
-            was_found: true,
             failures: 0,
             retry_at: None,
         };
@@ -96,48 +88,6 @@ impl Length {
         let wait = (self.first_retry * (1 << self.failures.min(10))).min(LONGEST_RETRY);
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(now + wait);
-    }
-
-    /// Whether nothing lies in the queue, by the latest look alone. One that was there and is said to be missing may be
-    /// out of reach.
-    fn is_empty(&self) -> Option<bool> {
-        match self.state {
-            State::Found { last, .. } => Some(last == 0),
-            State::Missing if !self.was_found => Some(true),
-            State::Missing | State::Unknown => None,
-        }
-    }
-}
-
-/// Whether a set of queues is empty, over several sweeps.
-#[derive(Debug, Default)]
-pub(super) struct Emptiness {
-    /// The number of sweeps in a row that found all queues empty.
-    sweeps: u32,
-    answer: Option<bool>,
-}
-
-impl Emptiness {
-    /// Notes what a sweep has found, and returns what is known then: queues are empty once two sweeps in a row have found
-    /// all of them empty, and one that cannot be looked at makes it unknown.
-    pub(super) fn note<'a>(&mut self, lengths: impl Iterator<Item = &'a Length>) -> Option<bool> {
-        let mut all = Some(true);
-        for length in lengths {
-            match length.is_empty() {
-                Some(true) => {}
-                Some(false) => {
-                    all = Some(false);
-                    break;
-                }
-                None => all = None,
-            }
-        }
-        self.sweeps = if all == Some(true) { self.sweeps.saturating_add(1) } else { 0 };
-        self.answer = match all {
-            Some(true) if self.sweeps < 2 => self.answer,
-            all => all,
-        };
-        self.answer
     }
 }
 
@@ -178,33 +128,5 @@ mod tests {
         assert_eq!(length.get(), None);
         assert!(length.is_due(now + FIRST_RETRY) && !length.is_due(now));
         assert!(length.failed(now), "it is another reason");
-    }
-
-    /// Returns what is known after these sweeps of two queues: a length, -1 for a missing queue, -2 for one that cannot be
-    /// looked at.
-    fn known(sweeps: &[[i32; 2]]) -> Vec<Option<bool>> {
-        let (mut lengths, mut emptiness, now) =
-            ([Length::new(1), Length::new(1)], Emptiness::default(), Instant::now());
-        let sweep = |found: &[i32; 2]| {
-            for (length, found) in lengths.iter_mut().zip(found) {
-                match found {
-                    -1 => length.missing(now),
-                    -2 => drop(length.failed(now)),
-                    messages => length.found(messages.unsigned_abs()),
-                }
-            }
-            emptiness.note(lengths.iter())
-        };
-        sweeps.iter().map(sweep).collect()
-    }
-
-    #[test]
-    fn queues_are_empty_when_two_sweeps_in_a_row_found_nothing() {
-        let (yes, no) = (Some(true), Some(false));
-        assert_eq!(known(&[[0, -1], [0, -1], [0, 0], [0, 1]]), [None, yes, yes, no]);
-        assert_eq!(known(&[[3, 0], [0, 0], [3, 0], [0, 0], [0, 0]]), [no, no, no, no, yes]);
-        assert_eq!(known(&[[0, -2], [0, 0], [0, 0]]), [None, None, yes], "unknown is not empty");
-        assert_eq!(known(&[[1, -2], [0, -2]]), [no, None]);
-        assert_eq!(known(&[[0, 0], [0, 0], [0, -1], [0, -1]]), [None, yes, None, None], "it was there");
     }
 }

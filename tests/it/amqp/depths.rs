@@ -37,13 +37,12 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     let (_connection, channel) = open(&rabbit.url()).await;
     let amqp = Amqp::start(all.clone());
     let depths = amqp.depths();
-    assert_eq!((depths.of("billing"), depths.unroutable(), depths.rungs_are_empty()), (None, None, None));
+    assert_eq!((depths.of("billing"), depths.unroutable()), (None, None));
     let mut source = amqp.source("billing").unwrap();
     until("the first queue", async || lengths(&depths, "billing") == Some((0, Some(0)))).await;
     // The queue of the other downstream does not exist, which costs channels, and harms nobody.
     assert_eq!(depths.of("theirs"), None);
-    until("nothing is parked", async || depths.rungs_are_empty() == Some(true)).await;
-    assert_eq!(depths.unroutable(), Some(0));
+    until("the unroutable, too", async || depths.unroutable() == Some(0)).await;
     publish(&amqp, &all, numbered(0..3)).await;
     // One is held to the end: it is lost with its consumer.
     let held = next(&mut source).await;
@@ -64,23 +63,13 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     put(rabbit, "", &home, 2).await;
     put(rabbit, "", &format!("{prefix}.dead.billing"), 5).await;
     put(rabbit, &format!("{prefix}.jobs"), "nobody", 6).await;
-    // A rung exists from its first use on, by any replica.
-    let rung = format!("{prefix}.park.64s");
-    channel
-        .queue_declare(rung.clone().into(), QueueDeclareOptions::durable(), Default::default())
-        .await
-        .unwrap();
-    put(rabbit, "", &rung, 1).await;
     until("a queue that is there now", async || lengths(&depths, "theirs") == Some((6, None))).await;
     until("dead letters", async || lengths(&depths, "billing") == Some((0, Some(5)))).await;
     until("the unroutable", async || depths.unroutable() == Some(6)).await;
-    until("a parked job", async || depths.rungs_are_empty() == Some(false)).await;
     let at = depths.of("billing").unwrap().at;
-    channel.queue_purge(rung.into(), Default::default()).await.unwrap();
     channel.queue_purge(orders.clone().into(), Default::default()).await.unwrap();
     until("the jobs are gone", async || lengths(&depths, "theirs") == Some((2, None))).await;
-    until("nothing is parked again", async || depths.rungs_are_empty() == Some(true)).await;
-    assert!(depths.of("billing").unwrap().at > at);
+    until("a later look", async || depths.of("billing").unwrap().at > at).await;
     channel.queue_delete(orders.into(), QueueDeleteOptions::default()).await.unwrap();
     until("the queue is gone", async || depths.of("theirs").is_none()).await;
 
@@ -104,12 +93,10 @@ async fn what_cannot_be_looked_at_is_not_known_and_hides_nothing_else() {
     // RabbitMQ lets no other connection look at an exclusive queue, whatever the user's rights.
     let (_connection, channel) = open(&rabbit.url()).await;
     let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
-    for name in ["dead.billing", "park.64s"] {
-        channel
-            .queue_declare(format!("{prefix}.{name}").into(), exclusive, Default::default())
-            .await
-            .unwrap();
-    }
+    channel
+        .queue_declare(format!("{prefix}.dead.billing").into(), exclusive, Default::default())
+        .await
+        .unwrap();
     channel
         .queue_declare(
             format!("{prefix}.jobs.billing").into(),
@@ -127,6 +114,6 @@ async fn what_cannot_be_looked_at_is_not_known_and_hides_nothing_else() {
         let at = depths.of("billing").unwrap().at;
         until("a sweep", async || depths.of("billing").unwrap().at > at).await;
     }
-    assert_eq!(depths.rungs_are_empty(), None);
+    assert_eq!(lengths(&depths, "billing"), Some((3, None)));
     assert!(amqp.shutdown(LONG).await);
 }
