@@ -57,10 +57,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).note_parked(downstream, jobs)
     }
 
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
-        (**self).set_parked(downstream, jobs)
-    }
-
     fn set_horizon(&self, downstream: &str, horizon: Duration) {
         (**self).set_horizon(downstream, horizon);
     }

@@ -282,14 +282,6 @@ impl Store for MemoryStore {
         })
     }
 
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
-        Box::pin(async move {
-            check_downstream(downstream)?;
-            locked(&self.fleet).set_parked(downstream, jobs);
-            Ok(())
-        })
-    }
-
     fn changes(&self, downstream: &str) -> Changes {
         self.watchers.subscribe(downstream)
     }

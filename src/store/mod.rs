@@ -361,14 +361,6 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
         Box::pin(async { Ok(0) })
     }
 
-    /// Sets the number of parked jobs of a downstream, once it is known.
-    ///
-    /// Cancel safe: the number is set, or not.
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
-        let _ = (downstream, jobs);
-        Box::pin(async { Ok(()) })
-    }
-
     /// Sets how far ahead slots are granted at most to all who work on the downstream. A store that has lost its state
     /// grants no slot within that horizon, even if the caller that detects the loss asks for none.
     fn set_horizon(&self, downstream: &str, horizon: Duration) {

@@ -45,9 +45,4 @@ impl Fleet {
         }
         count
     }
-
-    pub(super) fn set_parked(&mut self, downstream: &str, jobs: u64) {
-        let count = i64::try_from(jobs).unwrap_or(MAX_PARKED).min(MAX_PARKED);
-        self.parked.insert(downstream.to_owned(), count);
-    }
 }

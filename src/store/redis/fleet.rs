@@ -47,20 +47,10 @@ impl RedisStore {
 
     /// Adds to the number of parked jobs.
     pub(super) async fn add_parked(&self, downstream: &str, jobs: i64) -> Result<i64, StoreError> {
-        self.count_parked(downstream, "add", jobs).await
-    }
-
-    /// Sets the number of parked jobs.
-    pub(super) async fn put_parked(&self, downstream: &str, jobs: u64) -> Result<(), StoreError> {
-        let jobs = i64::try_from(jobs).unwrap_or(MAX_PARKED);
-        self.count_parked(downstream, "set", jobs).await.map(drop)
-    }
-
-    async fn count_parked(&self, downstream: &str, word: &str, jobs: i64) -> Result<i64, StoreError> {
         let scope = Scope { downstream, key: "" };
         scope.check()?;
         let keys = [keys::parked(&self.prefix, scope)];
         let jobs = jobs.clamp(-MAX_PARKED, MAX_PARKED);
-        self.servers.invoke(downstream, |_| self.scripts.parked(&keys, word, jobs)).await
+        self.servers.invoke(downstream, |_| self.scripts.parked(&keys, "add", jobs)).await
     }
 }

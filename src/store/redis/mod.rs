@@ -299,10 +299,6 @@ impl Store for RedisStore {
         Box::pin(self.add_parked(downstream, jobs))
     }
 
-    fn set_parked<'a>(&'a self, downstream: &'a str, jobs: u64) -> Answer<'a, ()> {
-        Box::pin(self.put_parked(downstream, jobs))
-    }
-
     fn set_horizon(&self, downstream: &str, horizon: Duration) {
         self.with_history(downstream, |history| history.set_horizon(horizon));
     }

@@ -65,7 +65,6 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     assert_eq!(store.summaries().await?, ["{}"]);
     store.leave_summary("one", "", Duration::ZERO).await?;
     store.note_parked("record", 2).await?;
-    store.set_parked("record", 0).await?;
     let ids = [Arc::from("a"), Arc::from("b")];
     let tombstones = [Tombstone { id: Arc::from("c"), until: Micros::MAX, is_undone: false }];
     for call in [

@@ -173,17 +173,11 @@ async fn replicas_count_parked_jobs_together() {
         assert_eq!(one.note_parked("other", 7).await.unwrap(), 7);
         assert_eq!([count(2).await, count(-3).await, count(0).await], [7, 4, 4]);
         assert_eq!([count(-9).await, count(1).await], [0, 1], "it is never below 0");
-        one.set_parked("billing", 0).await.unwrap();
-        assert_eq!(count(0).await, 0);
-        one.set_parked("billing", 41).await.unwrap();
-        assert_eq!(count(1).await, 42);
         // Numbers that are exact in every store have an end.
         assert_eq!([count(i64::MAX).await, count(1).await, count(i64::MIN).await], [MOST, MOST, 0]);
-        one.set_parked("billing", u64::MAX).await.unwrap();
-        assert_eq!([count(0).await, count(-1).await], [MOST, MOST - 1]);
+        assert_eq!([count(i64::MAX).await, count(-1).await], [MOST, MOST - 1]);
         for name in ["", "a}b"] {
             assert!(matches!(one.note_parked(name, 1).await, Err(StoreError::Invalid(_))));
-            assert!(matches!(one.set_parked(name, 1).await, Err(StoreError::Invalid(_))));
         }
     }
 }
@@ -203,9 +197,6 @@ async fn the_count_of_parked_jobs_is_kept_for_long_after_it_changed() {
     store.note_parked("billing", 0).await.unwrap();
     assert!(ttl(redis, &key).await <= 60_000, "reading keeps it no longer");
     store.note_parked("billing", -3).await.unwrap();
-    assert!(ttl(redis, &key).await > 60_000);
-    shorten().await;
-    store.set_parked("billing", 0).await.unwrap();
     assert!(ttl(redis, &key).await > 60_000);
     // A value that is no count is read as 0.
     for odd in ["many", "-5", "inf", "nan", "1e300"] {

@@ -1,22 +1,19 @@
 -- Counts the parked jobs of a downstream.
 --
 -- KEYS  1 the count
--- ARGV  1 doubles: how many are added, or the count
---       2 'add' or 'set'
+-- ARGV  1 doubles: how many are added
+--       2 'add'
 --       3 how long the count is kept after a change, in ms
 -- Answer the count
 
-local jobs, op = number(), ARGV[2]
-local count = jobs
+local jobs = number()
 
-if op == 'add' then
-  local was = tonumber(redis.call('GET', KEYS[1]) or 0) or 0
-  if not (was >= 0 and was <= NEVER) then
-    was = 0 -- it was not written by paced
-  end
-  count = min(max(floor(was) + jobs, 0), NEVER)
+local was = tonumber(redis.call('GET', KEYS[1]) or 0) or 0
+if not (was >= 0 and was <= NEVER) then
+  was = 0 -- it was not written by paced
 end
-if op == 'set' or jobs ~= 0 then
+local count = min(max(floor(was) + jobs, 0), NEVER)
+if jobs ~= 0 then
   redis.call('SET', KEYS[1], int(count), 'PX', ARGV[3])
 end
 return count
