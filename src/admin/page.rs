@@ -1,10 +1,10 @@
 //! The live page at `/`: a few files, which the binary carries. What the page shows it reads from the API.
 
+use axum::http::Method;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::response::{IntoResponse, Response};
-use paced::api::Verb;
 
 use super::routes::{Route, Rule};
 
@@ -37,7 +37,7 @@ const FILES: [(&str, &str, &str); 13] = [
 /// name of this daemon, so that no foreign page can have them in its own name.
 pub(crate) fn page() -> Vec<Route> {
     let route = |&(path, kind, content)| {
-        Route::new(Verb::Get, path, Rule::Page, (move || async move { file(kind, content) }, &()))
+        Route::new(Method::GET, path, Rule::Page, (move || async move { file(kind, content) }, &()))
     };
     FILES.iter().map(route).collect()
 }

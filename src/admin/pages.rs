@@ -4,10 +4,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::extract::{Extension, RawQuery, State};
-use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use paced::api::Verb;
 use tokio::sync::Mutex;
 
 use super::health::{Check, Checks};
@@ -32,9 +31,9 @@ struct Sources {
 pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sync + 'static) -> Vec<Route> {
     let sources = Sources { checks: Arc::new(checks), render: Arc::new(render), rendering: Arc::default() };
     vec![
-        Route::new(Verb::Get, "/livez", Rule::Probe, (livez, &())),
-        Route::new(Verb::Get, "/readyz", Rule::Readiness, (readyz, &sources)),
-        Route::new(Verb::Get, "/metrics", Rule::Metrics, (metrics, &sources)),
+        Route::new(Method::GET, "/livez", Rule::Probe, (livez, &())),
+        Route::new(Method::GET, "/readyz", Rule::Readiness, (readyz, &sources)),
+        Route::new(Method::GET, "/metrics", Rule::Metrics, (metrics, &sources)),
     ]
 }
 

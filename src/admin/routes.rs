@@ -12,12 +12,12 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Extension, Request, State};
 use axum::handler::Handler;
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, any, on};
 use hyper::body::{Frame, SizeHint};
-use paced::api::{Endpoint, Verb};
+use paced::api::Endpoint;
 use paced::bounded_log::BoundedLog;
 
 use super::access::{Access, has_json};
@@ -52,32 +52,30 @@ pub(super) enum Rule {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Insight(pub(super) bool);
 
-const fn filter(verb: Verb) -> MethodFilter {
-    match verb {
-        Verb::Get => MethodFilter::GET,
-        Verb::Post => MethodFilter::POST,
-        Verb::Put => MethodFilter::PUT,
-        Verb::Delete => MethodFilter::DELETE,
-    }
-}
-
 /// A method of a path.
 pub(crate) struct Route {
     #[cfg_attr(not(test), expect(dead_code, reason = "the test of all routes reads it"))]
-    pub(super) verb: Verb,
+    pub(super) method: Method,
     pub(super) path: &'static str,
     pub(super) rule: Rule,
     handler: MethodRouter,
 }
 
 impl Route {
-    pub(super) fn new<H, T, S>(verb: Verb, path: &'static str, rule: Rule, (handler, state): (H, &S)) -> Self
+    pub(super) fn new<H, T, S>(
+        method: Method,
+        path: &'static str,
+        rule: Rule,
+        (handler, state): (H, &S),
+    ) -> Self
     where
         H: Handler<T, S>,
         T: 'static,
         S: Clone + Send + Sync + 'static,
     {
-        Self { verb, path, rule, handler: on(filter(verb), handler).with_state(state.clone()) }
+        #[expect(clippy::expect_used, reason = "routes have the methods that axum knows")]
+        let filter = MethodFilter::try_from(method.clone()).expect("a method that axum knows");
+        Self { method, path, rule, handler: on(filter, handler).with_state(state.clone()) }
     }
 
     /// The route of an endpoint of the API.
@@ -87,7 +85,7 @@ impl Route {
         T: 'static,
         S: Clone + Send + Sync + 'static,
     {
-        Self::new(endpoint.verb, endpoint.path, rule, handler)
+        Self::new(endpoint.method.clone(), endpoint.path, rule, handler)
     }
 }
 

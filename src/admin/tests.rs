@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::Extension;
-use axum::http;
+use axum::http::{self, Method};
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
-use paced::api::Verb;
 use paced::config::{Admin, Secret};
 use paced::store::BoxFuture;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -70,7 +69,7 @@ struct Asked<'a> {
 struct Scene {
     pages: Router,
     connections: Connections,
-    routes: Vec<(Verb, &'static str, Rule)>,
+    routes: Vec<(Method, &'static str, Rule)>,
     /// The clients so far: each request is of its own, since wrong tokens count.
     clients: std::cell::Cell<u32>,
 }
@@ -85,8 +84,9 @@ impl Scene {
             tls: None,
         });
         let all = all_routes(Unready, || "# EOF\n".to_owned(), in_memory());
-        let mut routes: Vec<_> = all.iter().map(|route| (route.verb, route.path, route.rule)).collect();
-        routes.push((Verb::Get, "/readyz?verbose", Rule::Read));
+        let mut routes: Vec<_> =
+            all.iter().map(|route| (route.method.clone(), route.path, route.rule)).collect();
+        routes.push((Method::GET, "/readyz?verbose", Rule::Read));
         let pages = routes::router(all, &Arc::new(access));
         Self { pages, connections: Connections::default(), routes, clients: 1.into() }
     }
@@ -144,16 +144,16 @@ fn expected(rule: Rule, configured: Configured, asked: Asked<'_>) -> Option<u16>
 #[tokio::test(start_paused = true)]
 async fn each_route_has_a_rule_that_is_strict_enough() {
     let mut open = Vec::new();
-    for (verb, path, rule) in Scene::new(Configured { token: true, read_token: true }).routes {
+    for (method, path, rule) in Scene::new(Configured { token: true, read_token: true }).routes {
         match rule {
             Rule::Probe | Rule::Readiness => open.push(path),
             Rule::Page => assert!(!path[1..].contains('/'), "{path}: a file of the page"),
-            Rule::Change => assert_ne!(verb, Verb::Get, "{path}"),
+            Rule::Change => assert_ne!(method, Method::GET, "{path}"),
             // A list of letters holds them.
             Rule::Hold => assert_eq!(path, "/api/v1/downstreams/{name}/dead"),
-            Rule::Read | Rule::Metrics | Rule::Events => assert_eq!(verb, Verb::Get, "{path}"),
+            Rule::Read | Rule::Metrics | Rule::Events => assert_eq!(method, Method::GET, "{path}"),
         }
-        assert!(verb == Verb::Get || rule == Rule::Change, "{path}");
+        assert!(method == Method::GET || rule == Rule::Change, "{path}");
         assert!(!path.starts_with("/api/") || !matches!(rule, Rule::Probe | Rule::Readiness | Rule::Page));
     }
     assert_eq!(open, ["/livez", "/readyz"]);
@@ -168,9 +168,8 @@ async fn each_request_of_the_api_is_documented() {
     let rows: BTreeSet<&str> = rows.filter(|row| row.contains(" /api/")).collect();
     let routes = Scene::new(Configured { token: true, read_token: true }).routes;
     let routes = routes.iter().filter(|(_, path, _)| path.starts_with("/api/"));
-    let routes: BTreeSet<String> = routes
-        .map(|(verb, path, _)| format!("{} {}", http::Method::from(*verb), path.replace("{name}", "NAME")))
-        .collect();
+    let routes: BTreeSet<String> =
+        routes.map(|(method, path, _)| format!("{method} {}", path.replace("{name}", "NAME"))).collect();
     assert_eq!(rows, routes.iter().map(String::as_str).collect());
 }
 
@@ -180,8 +179,7 @@ async fn each_route_refuses_as_its_rule_says() {
     for (token, read_token) in [(false, false), (true, false), (false, true), (true, true)] {
         let configured = Configured { token, read_token };
         let scene = Scene::new(configured);
-        for (verb, path, rule) in scene.routes.clone() {
-            let method = http::Method::from(verb);
+        for (method, path, rule) in scene.routes.clone() {
             let each_token = HOSTS.into_iter().flat_map(|host| TOKENS.map(|token| (host, token)));
             for (((host, _), (token, ..)), is_foreign) in
                 each_token.flat_map(|both| [(both, false), (both, true)])
@@ -215,9 +213,8 @@ async fn other_methods_and_paths_are_refused_to_everybody() {
     };
     for (_, path, _) in &scene.routes {
         let here = |method: &str| {
-            scene.routes.iter().any(|(verb, other, _)| {
-                let verb = http::Method::from(*verb);
-                other == path && (verb.as_str() == method || verb == "GET" && method == "HEAD")
+            scene.routes.iter().any(|(known, other, _)| {
+                other == path && (known == method || known == Method::GET && method == "HEAD")
             })
         };
         for method in METHODS.into_iter().filter(|method| !here(method) && *method != "CONNECT") {
@@ -249,9 +246,9 @@ async fn with_a_large_page() -> Server {
     let large = || async { "x".repeat(LARGE) };
     let small = || async { "small" };
     let routes = vec![
-        Route::new(Verb::Get, "/metrics", Rule::Metrics, (large, &())),
-        Route::new(Verb::Get, "/small", Rule::Metrics, (small, &())),
-        Route::new(Verb::Get, "/status", Rule::Read, (small, &())),
+        Route::new(Method::GET, "/metrics", Rule::Metrics, (large, &())),
+        Route::new(Method::GET, "/small", Rule::Metrics, (small, &())),
+        Route::new(Method::GET, "/status", Rule::Read, (small, &())),
     ];
     let access = Arc::new(Access::new(&Admin {
         listen: None,

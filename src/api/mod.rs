@@ -27,83 +27,60 @@ pub use downstream::{
 /// An instant in epoch milliseconds, on the store's clock.
 pub type Millis = i64;
 
-/// The method of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verb {
-    /// GET, and HEAD for the same without a body.
-    Get,
-    /// POST.
-    Post,
-    /// PUT.
-    Put,
-    /// DELETE.
-    Delete,
-}
-
-impl From<Verb> for Method {
-    fn from(verb: Verb) -> Self {
-        match verb {
-            Verb::Get => Self::GET,
-            Verb::Post => Self::POST,
-            Verb::Put => Self::PUT,
-            Verb::Delete => Self::DELETE,
-        }
-    }
-}
-
 /// A request of the API: its method, its path, and the types of its body `B` and of its answer `A`.
 pub struct Endpoint<B, A> {
     /// The method.
-    pub verb: Verb,
+    pub method: Method,
     /// The path, in which `{name}` stands for the downstream.
     pub path: &'static str,
     types: PhantomData<fn(B) -> A>,
 }
 
 impl<B, A> Endpoint<B, A> {
-    const fn new(verb: Verb, path: &'static str) -> Self {
-        Self { verb, path, types: PhantomData }
+    const fn new(method: Method, path: &'static str) -> Self {
+        Self { method, path, types: PhantomData }
     }
 }
 
 /// The state of all downstreams, replicas and servers.
-pub const STATUS: Endpoint<(), state::State> = Endpoint::new(Verb::Get, "/api/v1/status");
+pub const STATUS: Endpoint<(), state::State> = Endpoint::new(Method::GET, "/api/v1/status");
 /// A stream of server-sent events, each with a state that has the downstreams that changed.
-pub const EVENTS: Endpoint<(), state::State> = Endpoint::new(Verb::Get, "/api/v1/events");
+pub const EVENTS: Endpoint<(), state::State> = Endpoint::new(Method::GET, "/api/v1/events");
 /// The jobs released in the last minutes.
-pub const HISTORY: Endpoint<(), state::History> = Endpoint::new(Verb::Get, "/api/v1/history");
+pub const HISTORY: Endpoint<(), state::History> = Endpoint::new(Method::GET, "/api/v1/history");
 /// All downstreams, from memory.
-pub const DOWNSTREAMS: Endpoint<(), Downstreams> = Endpoint::new(Verb::Get, "/api/v1/downstreams");
+pub const DOWNSTREAMS: Endpoint<(), Downstreams> = Endpoint::new(Method::GET, "/api/v1/downstreams");
 /// One downstream, as the store has it.
-pub const DOWNSTREAM: Endpoint<(), Downstream> = Endpoint::new(Verb::Get, "/api/v1/downstreams/{name}");
+pub const DOWNSTREAM: Endpoint<(), Downstream> = Endpoint::new(Method::GET, "/api/v1/downstreams/{name}");
 /// Stops the releases.
 pub const PAUSE: Endpoint<order::Pause, Downstream> =
-    Endpoint::new(Verb::Post, "/api/v1/downstreams/{name}/pause");
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/pause");
 /// Ends a pause.
 pub const RESUME: Endpoint<order::Resume, Downstream> =
-    Endpoint::new(Verb::Post, "/api/v1/downstreams/{name}/resume");
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/resume");
 /// Starts counts again from 0.
 pub const RESET: Endpoint<order::Reset, Downstream> =
-    Endpoint::new(Verb::Post, "/api/v1/downstreams/{name}/reset");
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/reset");
 /// Cancels jobs, or ends their cancellation.
 pub const CANCEL: Endpoint<order::Cancel, Downstream> =
-    Endpoint::new(Verb::Post, "/api/v1/downstreams/{name}/cancel");
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/cancel");
 /// The limits, and the rates set over them.
-pub const RATES: Endpoint<(), Rates> = Endpoint::new(Verb::Get, "/api/v1/downstreams/{name}/rate");
+pub const RATES: Endpoint<(), Rates> = Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/rate");
 /// Sets a rate over a limit.
 pub const SET_RATE: Endpoint<order::SetRate, Downstream> =
-    Endpoint::new(Verb::Put, "/api/v1/downstreams/{name}/rate");
+    Endpoint::new(Method::PUT, "/api/v1/downstreams/{name}/rate");
 /// Restores the rate of the file.
 pub const UNSET_RATE: Endpoint<order::UnsetRate, Downstream> =
-    Endpoint::new(Verb::Delete, "/api/v1/downstreams/{name}/rate");
+    Endpoint::new(Method::DELETE, "/api/v1/downstreams/{name}/rate");
 /// Lists dead letters.
-pub const LETTERS: Endpoint<(), letters::List> = Endpoint::new(Verb::Get, "/api/v1/downstreams/{name}/dead");
+pub const LETTERS: Endpoint<(), letters::List> =
+    Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/dead");
 /// Publishes dead letters as jobs again.
 pub const REPLAY_LETTERS: Endpoint<letters::Change, letters::Replayed> =
-    Endpoint::new(Verb::Post, "/api/v1/downstreams/{name}/dead/replay");
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/dead/replay");
 /// Removes dead letters.
 pub const PURGE_LETTERS: Endpoint<letters::Change, letters::Purged> =
-    Endpoint::new(Verb::Post, "/api/v1/downstreams/{name}/dead/purge");
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/dead/purge");
 
 /// The answer to a request that is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use paced::api::state::State;
-use paced::api::{Endpoint, Problem, STATUS, Verb};
+use paced::api::{Endpoint, Problem, STATUS};
 use paced::config::{self, Secret};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -97,7 +97,7 @@ impl Daemon {
 
     async fn request<B: Serialize, A: DeserializeOwned>(
         &self,
-        &Endpoint { verb, path, .. }: &Endpoint<B, A>,
+        Endpoint { method, path, .. }: &Endpoint<B, A>,
         downstream: &str,
         body: &B,
     ) -> Result<A, Failure> {
@@ -107,17 +107,17 @@ impl Daemon {
             let parts = parts.map(|part| if part == "{name}" { downstream } else { part });
             segments.pop_if_empty().extend(parts);
         }
-        let reads = verb == Verb::Get;
+        let reads = method == Method::GET;
         let body = (!reads).then(|| json!(body));
         let kept = if reads { &self.read_token } else { &self.token };
         let token = kept.get();
-        let (mut status, mut answer) = self.send(verb, &url, token.as_ref(), body.as_ref()).await?;
+        let (mut status, mut answer) = self.send(method, &url, token.as_ref(), body.as_ref()).await?;
         // Its file may have been replaced since it was read, as the daemon's was. What was refused was not carried out.
         if status == StatusCode::UNAUTHORIZED
             && let Some(refused) = &token
             && let Some(newer) = kept.read_again(refused).await
         {
-            (status, answer) = self.send(verb, &url, Some(&newer), body.as_ref()).await?;
+            (status, answer) = self.send(method, &url, Some(&newer), body.as_ref()).await?;
         }
         let parsed = parse_answer(status, &answer);
         if reads && status == StatusCode::UNAUTHORIZED {
@@ -131,7 +131,7 @@ impl Daemon {
     /// Not cancel safe: after a dropped future it is unknown whether the request was carried out.
     async fn send(
         &self,
-        verb: Verb,
+        method: &Method,
         url: &Url,
         token: Option<&Secret>,
         body: Option<&Value>,
@@ -142,7 +142,7 @@ impl Daemon {
             if token.is_some() {
                 self.warn_of_clear_text(is_local(&stream));
             }
-            let request = request(verb, url, token, body)?;
+            let request = request(method, url, token, body)?;
             exchange(stream, self.address.tls.as_ref(), url, request).await
         };
         let (exit, trouble) = match timeout(ANSWER_TIMEOUT, asked).await {
@@ -191,13 +191,13 @@ impl Daemon {
 }
 
 fn request(
-    verb: Verb,
+    method: &Method,
     url: &Url,
     token: Option<&Secret>,
     body: Option<&Value>,
 ) -> Result<Request<Full<Bytes>>, TransportError> {
     let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
-    let mut request = Request::builder().method(verb).uri(url.path()).header(HOST, host);
+    let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
     if let Some(token) = token {
         let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))?;
         value.set_sensitive(true);
