@@ -6,49 +6,9 @@
 //! [`ServerTls`] is the same for connections that are accepted.
 
 #[cfg(feature = "tls")]
-mod client;
-#[cfg(feature = "tls")]
-mod error;
-#[cfg(feature = "tls")]
-mod load;
+mod connections;
 mod options;
-#[cfg(feature = "tls")]
-mod pinned;
-#[cfg(feature = "tls")]
-mod refusal;
-#[cfg(feature = "tls")]
-mod replaced;
-#[cfg(feature = "tls")]
-mod server;
-#[cfg(feature = "tls")]
-mod stream;
-#[cfg(feature = "tls")]
-mod transport;
-#[cfg(feature = "tls")]
-mod validity;
 
 #[cfg(feature = "tls")]
-pub use client::Tls;
-#[cfg(feature = "tls")]
-pub use error::{TlsError, TlsProblem};
+pub use connections::*;
 pub use options::{ServerTlsOptions, TlsOptions};
-#[cfg(feature = "tls")]
-#[doc(hidden)]
-pub use refusal::Refused;
-#[cfg(feature = "tls")]
-pub(crate) use refusal::{Refusal, refusal};
-#[cfg(feature = "tls")]
-pub use server::ServerTls;
-#[cfg(feature = "tls")]
-#[doc(hidden)]
-pub use stream::Stream;
-#[cfg(feature = "tls")]
-pub use validity::{Concern, Validity};
-
-#[cfg(feature = "tls")]
-#[cfg(test)]
-#[path = "../../tests/support/authority.rs"]
-pub(crate) mod authority;
-#[cfg(feature = "tls")]
-#[cfg(test)]
-mod tests;

@@ -14,6 +14,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::authority::{Authority, Issued, put};
 use super::*;
+use crate::tls::TlsOptions;
 
 mod reset;
 

@@ -12,10 +12,10 @@ use tokio::time::Instant;
 
 use super::error::TlsError;
 use super::load;
-use super::options::TlsOptions;
 use super::replaced::{self, Read};
 use super::validity::Validity;
 use crate::files::Reloaded;
+use crate::tls::TlsOptions;
 
 /// The least time between two looks at the files.
 const INTERVAL: Duration = Duration::from_secs(1);

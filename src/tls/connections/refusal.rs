@@ -6,7 +6,7 @@ use std::io;
 use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError};
 
-use super::options::TlsOptions;
+use crate::tls::TlsOptions;
 
 /// The most names of a certificate that are shown.
 const MOST_NAMES: usize = 4;

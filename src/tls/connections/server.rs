@@ -11,10 +11,10 @@ use tokio_rustls::server::TlsStream;
 
 use super::error::TlsError;
 use super::load;
-use super::options::ServerTlsOptions;
 use super::replaced::{self, Read};
 use super::validity::Validity;
 use crate::files::Reloaded;
+use crate::tls::ServerTlsOptions;
 
 /// What connections over TLS are accepted with. It is cheap to clone, and all clones use the same files.
 ///

@@ -12,9 +12,9 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::error::{TlsError, TlsProblem};
-use super::options::{ServerTlsOptions, TlsOptions};
 use super::pinned::Pinned;
 use super::validity::Validity;
+use crate::tls::{ServerTlsOptions, TlsOptions};
 
 /// The longest file: a system's whole bundle of authorities has some 200 KiB.
 const LONGEST: u64 = 4 << 20;
