@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::lock::lock;
 
 /// Lines that are logged singly in a second, at most, where nothing else is said.
 const SINGLY: u32 = 10;
@@ -58,7 +60,7 @@ impl BoundedLog {
     ///
     /// Summaries come from a task; outside a tokio runtime only when the last owner drops the log.
     pub fn line(self: &Arc<Self>, kind: &'static str, single: impl FnOnce()) {
-        let line = self.lock().line(Instant::now(), kind);
+        let line = lock(&self.budget).line(Instant::now(), kind);
         match line {
             Line::Single => single(),
             Line::Counted { first: false } => {}
@@ -80,14 +82,10 @@ impl BoundedLog {
     }
 
     fn tell(&self) {
-        let summary = self.lock().take();
+        let summary = lock(&self.budget).take();
         if let Some(summary) = summary {
             (self.summarize)(summary);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Budget> {
-        self.budget.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -89,6 +89,8 @@ pub mod headers;
 #[doc(hidden)]
 pub mod job;
 #[doc(hidden)]
+pub mod lock;
+#[doc(hidden)]
 pub mod metric;
 #[cfg(feature = "daemon")]
 #[doc(hidden)]

@@ -3,11 +3,13 @@
 mod boot;
 
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
+
+use crate::lock::lock;
 
 pub use boot::Deadline;
 #[cfg(test)]
@@ -95,7 +97,7 @@ impl SystemClock {
     fn follow(&self, micros: u64) {
         self.asked.store(micros, Ordering::Relaxed);
         let total = suspended();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         let more = total.saturating_sub(*known);
         if !more.is_zero() {
             *known = total;

@@ -34,6 +34,8 @@ use std::process::{Command, ExitCode};
 use clap::{Parser, ValueEnum};
 
 use figures::Section;
+// The modules of the library that are measured here use it.
+use paced::lock;
 use stage::Stage;
 
 /// Measures paced on private servers.

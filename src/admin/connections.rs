@@ -15,10 +15,11 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use paced::lock::lock;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -162,7 +163,7 @@ impl Connections {
     /// Registers a new connection, and evicts another one if there are too many. `None` if all others hold permits, which
     /// the numbers of permits rule out.
     pub(super) fn open(&self, remote: SocketAddr) -> Option<Connection> {
-        let mut table = self.lock();
+        let mut table = lock(&self.0);
         let network = remote.ip().into();
         if table.is_full(network) {
             let victim = table.victim(network)?;
@@ -186,15 +187,10 @@ impl Connections {
 
     /// Evicts one idle connection, such as when there are no more descriptors.
     pub(super) fn close_one(&self) {
-        let mut table = self.lock();
+        let mut table = lock(&self.0);
         if let Some(victim) = table.oldest(|_| true) {
             table.close(victim);
         }
-    }
-
-    /// The data is whole after a panic: nothing that changes it can panic half-way.
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -277,7 +273,7 @@ pub(super) struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.peer.all.lock().entries.remove(&self.peer.id);
+        lock(&self.peer.all.0).entries.remove(&self.peer.id);
     }
 }
 
@@ -297,7 +293,7 @@ impl Peer {
 
     /// Notes that a request is in progress, until what is returned is dropped.
     pub(super) fn request(&self) -> InProgress {
-        if let Some(entry) = self.all.lock().entries.get_mut(&self.id) {
+        if let Some(entry) = lock(&self.all.0).entries.get_mut(&self.id) {
             entry.requests += 1;
         }
         InProgress(self.clone())
@@ -305,7 +301,7 @@ impl Peer {
 
     /// Takes a permit of this class, or refuses the request.
     pub(super) fn permit(&self, class: RequestClass) -> Result<Permit, Refusal> {
-        let mut table = self.all.lock();
+        let mut table = lock(&self.all.0);
         let network = self.network();
         let has_permit = table.has_permit(class, network)
             || table.evict_unread(class, network) && table.has_permit(class, network);
@@ -320,7 +316,7 @@ impl Peer {
 
     /// Closes the connection, even while it is in use.
     fn close(&self) {
-        self.all.lock().close(self.id);
+        lock(&self.all.0).close(self.id);
     }
 }
 
@@ -330,7 +326,7 @@ pub(super) struct InProgress(Peer);
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        let mut table = self.0.all.lock();
+        let mut table = lock(&self.0.all.0);
         table.sequence += 1;
         let last = table.sequence;
         if let Some(entry) = table.entries.get_mut(&self.0.id) {
@@ -355,7 +351,7 @@ impl Permit {
         if !self.class.is_short() {
             return;
         }
-        if let Some(entry) = self.peer.all.lock().entries.get_mut(&self.peer.id) {
+        if let Some(entry) = lock(&self.peer.all.0).entries.get_mut(&self.peer.id) {
             entry.writing_since = Some(Instant::now());
         }
         // The body of an answer is not polled while its connection takes no more, so that it cannot watch the time.
@@ -370,7 +366,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut table = self.peer.all.lock();
+        let mut table = lock(&self.peer.all.0);
         table.sequence += 1;
         let last = table.sequence;
         if let Some(entry) = table.entries.get_mut(&self.peer.id) {

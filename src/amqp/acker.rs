@@ -1,7 +1,7 @@
 //! Settles the deliveries of one channel in groups, in the background.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -18,6 +18,7 @@ use super::error::Error;
 use super::tags::{Frame, Tags};
 use super::topology::short;
 use super::window::Unsettled;
+use crate::lock::lock;
 
 /// The most settled deliveries that are written at once.
 const GROUP: usize = 64;
@@ -60,17 +61,17 @@ impl Acker {
 
     /// Registers a delivery. It must be called in the order of the tags, before the delivery can be settled.
     pub(super) fn delivered(&self, tag: u64) {
-        self.lock().tags.delivered(tag);
+        lock(&self.state).tags.delivered(tag);
     }
 
     /// Registers that later tags belong to another consumer on this channel.
     pub(super) fn another_consumer(&self) {
-        self.lock().tags.another_consumer();
+        lock(&self.state).tags.another_consumer();
     }
 
     /// The deliveries that are not settled.
     pub(super) fn unsettled(&self) -> Unsettled {
-        self.lock().tags.unsettled()
+        lock(&self.state).tags.unsettled()
     }
 
     /// Waits until something is settled; returns at once if that has happened since the last call.
@@ -82,7 +83,7 @@ impl Acker {
 
     /// Acks with the next group.
     pub(super) fn ack(self: &Arc<Self>, tag: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.tags.ack(tag) {
             self.write_soon(&mut state);
             self.settled.notify_one();
@@ -91,7 +92,7 @@ impl Acker {
 
     /// Gives back with the next group.
     pub(super) fn give_back(self: &Arc<Self>, tag: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.tags.give_back(tag) {
             self.write_soon(&mut state);
             self.settled.notify_one();
@@ -122,7 +123,7 @@ impl Acker {
 
     /// Writes all settlements ahead of what is written to the channel next. Returns at once.
     pub(super) fn write_now(&self) {
-        self.write(&mut self.lock());
+        self.write(&mut lock(&self.state));
     }
 
     fn write_soon(self: &Arc<Self>, state: &mut State) {
@@ -133,7 +134,7 @@ impl Acker {
             let acker = Arc::clone(self);
             self.runtime.spawn(async move {
                 tokio::time::sleep(LINGER).await;
-                let mut state = acker.lock();
+                let mut state = lock(&acker.state);
                 state.armed = false;
                 acker.write(&mut state);
             });
@@ -157,10 +158,6 @@ impl Acker {
                 }
             };
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

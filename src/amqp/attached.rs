@@ -1,8 +1,10 @@
 //! Whether a downstream is consumed, from all of its queues.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
+
+use crate::lock::lock;
 
 /// The number of queues that a downstream is consumed from: that of its jobs, and that of jobs that come home.
 const QUEUES: usize = 2;
@@ -23,7 +25,7 @@ impl Attached {
     }
 
     pub(super) fn set(&self, is_attached: bool) {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = lock(&self.queues);
         queues[self.queue] = is_attached;
         // It is sent under the lock, so that an older value cannot be the last.
         self.all.send_replace(queues.iter().all(|queue| *queue));

@@ -5,8 +5,10 @@
 //! for the one message that every downstream may hold however long it is.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
+
+use crate::lock::lock;
 
 /// The budget that the downstreams of one process share.
 #[derive(Debug, Default)]
@@ -56,8 +58,7 @@ pub(super) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
         })
     };
     let accounts: Vec<_> = most.iter().copied().map(account).collect();
-    *budget.accounts.lock().unwrap_or_else(PoisonError::into_inner) =
-        accounts.iter().map(Arc::downgrade).collect();
+    *lock(&budget.accounts) = accounts.iter().map(Arc::downgrade).collect();
     accounts
 }
 
@@ -104,7 +105,7 @@ impl Account {
 
     /// Registers a waker for when [`Account::is_full`] may have changed.
     pub(super) fn register(&self, waker: &Waker) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.waiting);
         if !waiting.iter().any(|known| known.will_wake(waker)) {
             waiting.push(waker.clone());
         }
@@ -112,7 +113,7 @@ impl Account {
 
     /// Wakes the registered waiters.
     pub(super) fn wake(&self) {
-        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
         waiting.into_iter().for_each(Waker::wake);
     }
 
@@ -139,7 +140,7 @@ impl Drop for Charge {
         account.wake();
         // Others wait for the pool only while little of it is left: less than what is in transit to them.
         if returned > 0 && borrowed >= budget.pool / 2 {
-            let accounts = budget.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+            let accounts = lock(&budget.accounts);
             accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.wake());
         }
     }

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -14,6 +14,7 @@ use super::error::Error;
 use super::guard::{self, FrameMax, GuardedStream};
 use super::socket;
 use super::valve::{Meter, Valve};
+use crate::lock::lock;
 
 /// The time-out for connecting: TCP, TLS and the AMQP handshake.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
@@ -96,7 +97,7 @@ fn hold(attempt: &Mutex<Attempt>, socket: &impl AsFd) -> std::io::Result<()> {
     let socket = socket.as_fd().try_clone_to_owned()?;
     #[cfg(target_os = "linux")]
     rustix::net::sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED_MS).map_err(std::io::Error::from)?;
-    let mut attempt = attempt.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut attempt = lock(attempt);
     if matches!(*attempt, Attempt::Abandoned) {
         return Err(std::io::ErrorKind::TimedOut.into());
     }
@@ -110,13 +111,13 @@ struct CutUnlessTaken(Arc<Mutex<Attempt>>);
 
 impl CutUnlessTaken {
     fn take(self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Attempt::Dialling;
+        *lock(&self.0) = Attempt::Dialling;
     }
 }
 
 impl Drop for CutUnlessTaken {
     fn drop(&mut self) {
-        let mut attempt = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempt = lock(&self.0);
         if let Attempt::Held(socket) = std::mem::replace(&mut *attempt, Attempt::Abandoned) {
             // The socket may be closed already, which is no problem.
             let _ = socket.shutdown(Shutdown::Both);

@@ -5,7 +5,7 @@
 //! or may not be looked at, and nothing that is consumed must suffer.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lapin::{Channel, Connection};
@@ -19,6 +19,7 @@ use super::connection::{channel, close};
 use super::error::Error;
 use super::supervisor::{ConnectionWatch, up};
 use super::topology::find_queue;
+use crate::lock::lock;
 use gauges::Gauges;
 use length::Length;
 
@@ -95,13 +96,9 @@ impl Depths {
 }
 
 impl Shared {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that somebody asks.
     fn asked(&self) -> MutexGuard<'_, Seen> {
-        let (mut seen, now) = (self.seen(), Instant::now());
+        let (mut seen, now) = (lock(&self.seen), Instant::now());
         if !seen.is_watched(now) {
             self.asked.notify_one();
         }
@@ -112,7 +109,7 @@ impl Shared {
     /// Waits until the next sweep is due, after one that began at `began`.
     async fn rest(&self, began: Instant, haste: u32) {
         loop {
-            let is_watched = self.seen().is_watched(Instant::now());
+            let is_watched = lock(&self.seen).is_watched(Instant::now());
             let span = if is_watched { WATCHED_INTERVAL } else { UNWATCHED_INTERVAL };
             if timeout_at(began + span / haste, self.asked.notified()).await.is_err() {
                 return;
@@ -288,14 +285,14 @@ impl Sweeper {
         for queues in &mut self.downstreams {
             let depth = queues.look(probe).await?;
             queues.gauges.show(depth);
-            let mut seen = self.depths.0.seen();
+            let mut seen = lock(&self.depths.0.seen);
             match depth {
                 Some(depth) => drop(seen.depths.insert(queues.downstream.clone(), depth)),
                 None => drop(seen.depths.remove(&queues.downstream)),
             }
         }
         self.unroutable.look(probe).await?;
-        self.depths.0.seen().unroutable = self.unroutable.length.get();
+        lock(&self.depths.0.seen).unroutable = self.unroutable.length.get();
         Ok(())
     }
 }

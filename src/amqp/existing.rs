@@ -1,11 +1,12 @@
 //! Queues that exist with other arguments than paced would declare them with: they are used as they are.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tracing::warn;
 
 use super::error::Error;
+use crate::lock::lock;
 
 /// The queues that are known to exist with other arguments.
 #[derive(Debug, Default)]
@@ -17,12 +18,12 @@ static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 impl Existing {
     /// Whether this queue is known to exist with other arguments.
     pub(super) fn has(&self, queue: &str) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(queue)
+        lock(&self.0).contains(queue)
     }
 
     /// Forgets a queue that does not exist any more: it can be declared anew.
     pub(super) fn forget(&self, queue: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
+        lock(&self.0).remove(queue);
     }
 
     /// Notes the queue whose declaration was refused with this error, with one warning. Returns false if the error is
@@ -32,8 +33,8 @@ impl Existing {
         let Some(queue) = what.strip_prefix("queue ").filter(|queue| !queue.contains(',')) else {
             return false;
         };
-        let is_new = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(queue.to_owned());
-        if is_new && WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(detail.clone()) {
+        let is_new = lock(&self.0).insert(queue.to_owned());
+        if is_new && lock(&WARNED).insert(detail.clone()) {
             warn!(
                 queue,
                 detail,

@@ -5,7 +5,7 @@
 //! check, with one warning, and a queue that is really missing causes an error when it is used.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex as StdMutex, Weak};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use lapin::{Channel, Connection};
@@ -17,6 +17,7 @@ use super::error::Error;
 use super::existing::Existing;
 use super::topology::{ensure_own, ensure_shared, is_needless, needs_shared};
 use super::{Downstream, Options};
+use crate::lock::lock;
 
 /// The number of downstreams that may declare, check and start to consume at the same time over one connection.
 ///
@@ -82,7 +83,7 @@ impl Gate {
         }
         *shared = Arc::downgrade(connection);
         // The user may have been granted more permissions meanwhile.
-        self.unchecked().clear();
+        lock(&self.unchecked).clear();
         Ok(())
     }
 
@@ -95,13 +96,13 @@ impl Gate {
         options: &Options,
         downstream: &Downstream,
     ) -> Result<(), Error> {
-        if self.unchecked().contains_key(&downstream.name) {
+        if lock(&self.unchecked).contains_key(&downstream.name) {
             return Ok(());
         }
         let own = self.declare_own(channel, options, downstream).await;
         if let Err(error @ Error::Refused { .. }) = &own {
             // The broker has closed the channel, so the next attempt uses another one.
-            self.unchecked().insert(downstream.name.clone(), error.clone());
+            lock(&self.unchecked).insert(downstream.name.clone(), error.clone());
             self.warn(&downstream.name, error);
         }
         own
@@ -171,16 +172,12 @@ impl Gate {
 
     /// Whether the gate has warned of just this error, so that the next attempt works without the permission.
     pub(super) fn goes_on_without(&self, downstream: &str, error: &Error) -> bool {
-        self.unchecked().get(downstream) == Some(error)
-    }
-
-    fn unchecked(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Error>> {
-        self.unchecked.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.unchecked).get(downstream) == Some(error)
     }
 
     /// Warns once of a permission that the user lacks for the downstream, or for all of them.
     fn warn(&self, downstream: &str, error: &Error) {
-        if self.warned.lock().unwrap_or_else(PoisonError::into_inner).insert(downstream.to_owned()) {
+        if lock(&self.warned).insert(downstream.to_owned()) {
             warn!(downstream, %error, "what the user may not declare or look at is used as it is");
         }
     }

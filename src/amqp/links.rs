@@ -2,7 +2,7 @@
 //! one for each downstream that would hold up the others there.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use lapin::Connection;
 use tokio::sync::watch;
@@ -16,6 +16,7 @@ use super::status::ConnectionWatches;
 use super::supervisor::{ConnectionStates, ConnectionWatch, Supervisor};
 use super::suspicion::Suspicion;
 use super::valve::Meter;
+use crate::lock::lock;
 
 /// How many downstreams consume over one connection. Each needs two channels, and RabbitMQ allows 2047 to a connection unless
 /// it is configured otherwise.
@@ -133,7 +134,7 @@ impl Links {
     /// Records that the shared connection was lost soon after it was made.
     fn suspect(&self, meter: &Meter) {
         let now = tokio::time::Instant::now();
-        let mut suspicion = self.suspicion.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut suspicion = lock(&self.suspicion);
         for name in suspicion.lost(now, meter.recent()) {
             if let Some(guilty) = self.guilty.get(&name) {
                 guilty.send_replace(true);
@@ -150,10 +151,7 @@ impl Links {
     ) -> ConnectionWatch {
         let (sender, current) = watch::channel(first.clone());
         self.states.set(&purpose, false);
-        self.connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push((purpose.clone(), current.clone()));
+        lock(&self.connections).push((purpose.clone(), current.clone()));
         let supervisor = Supervisor {
             address: self.address.clone(),
             purpose,

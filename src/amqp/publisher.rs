@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use super::letter;
 use super::supervisor::{ConnectionWatch, up};
 use super::topology::short;
 use crate::failpoint;
+use crate::lock::lock;
 
 /// The time-out for one publish: a quorum queue under load takes seconds, a blocked connection for ever.
 const PUBLISH: Duration = Duration::from_secs(30);
@@ -248,7 +249,7 @@ impl Open {
         let mut publish = pin!(self.bulk.basic_publish(exchange, key, options, body, properties));
         // The first poll numbers the publish and queues its frames.
         let first = poll_fn(|cx| {
-            let _ordered = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ordered = lock(&self.order);
             Poll::Ready(publish.as_mut().poll(cx))
         })
         .await;
@@ -279,7 +280,7 @@ impl Open {
         let confirm = sent.map_err(|error| lost(&error, &to.0))?;
         // A channel is dropped, and so closed, if this future is dropped halfway.
         let confirmation = confirm.await.map_err(|error| lost(&error, &to.0))?;
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(channel);
+        lock(&self.idle).push(channel);
         outcome(confirmation, &to.1)
     }
 
@@ -298,7 +299,7 @@ impl Open {
     }
 
     fn take_idle(&self) -> Option<Channel> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         std::iter::from_fn(|| idle.pop()).find(|channel| channel.status().connected())
     }
 }

@@ -1,7 +1,7 @@
 //! The messages of one downstream, over one connection after another: those of its jobs' queue, and those that come home
 //! from where they were parked.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
@@ -14,6 +14,7 @@ use super::parking::Parking;
 use super::ticket::{Settlement, Subscription};
 use super::window::Sizes;
 use crate::dispatch::{Delivery, Source};
+use crate::lock::lock;
 use subscriber::{Queue, Reports, Subscriber};
 
 pub(super) use route::Route;
@@ -106,7 +107,7 @@ impl Drop for AmqpSource {
 
 /// Waits until the broker has processed a downstream's settlements, and closes its channel; false where that failed.
 pub(super) async fn flush(slot: &Slot) -> bool {
-    let subscriptions = std::mem::take(&mut *slot.lock().unwrap_or_else(PoisonError::into_inner));
+    let subscriptions = std::mem::take(&mut *lock(slot));
     let mut all = true;
     for subscription in subscriptions {
         // The messages of a lost connection are delivered again in any case.

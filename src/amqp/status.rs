@@ -1,11 +1,12 @@
 //! The state of the connections and consumers, for queries from outside.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 
 use super::supervisor::ConnectionWatch;
+use crate::lock::lock;
 
 /// Every connection that is kept up, with its purpose.
 pub(super) type ConnectionWatches = Arc<Mutex<Vec<(String, ConnectionWatch)>>>;
@@ -22,7 +23,7 @@ impl Status {
     pub fn lost(&self) -> Vec<String> {
         let is_down =
             |current: &ConnectionWatch| !current.borrow().as_ref().is_some_and(|c| c.status().connected());
-        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = lock(&self.connections);
         connections
             .iter()
             .filter(|(_, current)| is_down(current))

@@ -1,7 +1,7 @@
 //! Keeps a connection up: when it is lost, it connects again for as long as it takes.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -16,6 +16,7 @@ use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
 use super::valve::Meter;
 use crate::episode::Episode;
+use crate::lock::lock;
 use crate::metric;
 
 /// How often a silent connection is polled: lapin reports almost every loss itself.
@@ -44,7 +45,7 @@ pub(super) struct ConnectionStates(Mutex<BTreeSet<String>>);
 impl ConnectionStates {
     /// Notes whether the connection for `purpose` is up.
     pub(super) fn set(&self, purpose: &str, is_up: bool) {
-        let mut down = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut down = lock(&self.0);
         let _ = if is_up { down.remove(purpose) } else { down.insert(purpose.to_owned()) };
         // The gauge is set under the lock, so that an older value cannot be the last.
         metrics::gauge!(metric::AMQP_CONNECTED.name).set(if down.is_empty() { 1.0 } else { 0.0 });

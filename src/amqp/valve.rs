@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use futures_util::task::AtomicWaker;
 use tokio::time::{Instant, Sleep};
 
 use super::budget::Account;
+use crate::lock::lock;
 use frames::Frames;
 
 /// A heartbeat frame.
@@ -124,13 +125,13 @@ impl Meter {
 
     /// Assigns a channel to a downstream.
     pub(super) fn assign(&self, channel: u16, downstream: &str) {
-        self.channels().names.insert(channel, downstream.to_owned());
+        lock(&self.channels).names.insert(channel, downstream.to_owned());
     }
 
     /// The downstreams that received something in the last moment: if the connection was lost over what the broker
     /// sent, it was for one of them.
     pub(super) fn recent(&self) -> BTreeSet<String> {
-        let channels = self.channels();
+        let channels = lock(&self.channels);
         let recent = channels.now.union(&channels.before);
         recent.filter_map(|channel| channels.names.get(channel).cloned()).collect()
     }
@@ -140,7 +141,7 @@ impl Meter {
         self.unclaimed.store(0, Ordering::SeqCst);
         self.closed.store(false, Ordering::SeqCst);
         self.cut.store(false, Ordering::SeqCst);
-        *self.channels() = Channels::default();
+        *lock(&self.channels) = Channels::default();
     }
 
     fn may_read(&self) -> bool {
@@ -158,21 +159,17 @@ impl Meter {
     fn note(&self, body: u64, channels: &[u16]) {
         self.unclaimed.fetch_add(body, Ordering::SeqCst);
         if !channels.is_empty() && self.account.is_none() {
-            self.channels().now.extend(channels);
+            lock(&self.channels).now.extend(channels);
         }
     }
 
     fn drained(&self) {
         if self.account.is_none() {
-            let mut channels = self.channels();
+            let mut channels = lock(&self.channels);
             if !channels.now.is_empty() {
                 channels.before = std::mem::take(&mut channels.now);
             }
         }
-    }
-
-    fn channels(&self) -> MutexGuard<'_, Channels> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::mem::{self, Discriminant};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use metrics::{Gauge, gauge};
 use paced::episode::Episode;
+use paced::lock::lock;
 use paced::metric;
 use paced::time::{Micros, wall_now};
 use paced::tls::{Concern, ServerTls, Tls, TlsError, TlsOptions, Validity};
@@ -125,7 +126,7 @@ impl Watched {
     /// Exports when the certificate is valid, and returns what is to be logged of it now.
     fn show(&self) -> Option<Concern> {
         let validity = self.files.validity()?;
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = lock(&self.shown);
         if shown.validity != Some(validity) {
             for setting in &self.settings {
                 gauge_of(metric::CERTIFICATE_START.name, setting).set(float(validity.not_before()));

@@ -1,10 +1,11 @@
 //! The tokens of the admin server, whose files may be replaced while the daemon runs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::future::BoxFuture;
 use paced::config::{Admin, Secret};
 use paced::files::{Log, Reloaded, Source};
+use paced::lock::lock;
 
 use super::watches::Refresh;
 use crate::admin::{Access, Tokens};
@@ -34,7 +35,7 @@ impl TokenFiles {
 
     /// Replaces the tokens by those of this configuration, and has their files read at the next refresh.
     pub(super) fn reload(&self, admin: &Admin) {
-        let (mut known, configured) = (self.known(), Tokens::from(admin));
+        let (mut known, configured) = (lock(&self.known), Tokens::from(admin));
         let source = source(&configured);
         // If the configuration did not change, what was read since then is newer.
         if known.configured == configured {
@@ -55,17 +56,13 @@ impl TokenFiles {
             known.in_use = read;
         }
     }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Refresh for TokenFiles {
     fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             self.read.refresh().await;
-            self.put_in_use(self.known());
+            self.put_in_use(lock(&self.known));
         })
     }
 }

@@ -1,13 +1,14 @@
 //! A secret that is read again whenever it is needed.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
 use super::{ReadSecret, Reloaded, Source};
 use crate::episode::Episode;
+use crate::lock::lock;
 
 /// A secret that is read again whenever it is needed, such as for a new connection.
 pub(crate) struct FreshSecret {
@@ -33,7 +34,7 @@ impl FreshSecret {
     pub(crate) async fn current(&self, patience: Duration) -> String {
         let late = || Err(format!("its file system does not answer within {patience:?}"));
         let read = timeout(patience, self.text.read()).await.unwrap_or_else(|_| late());
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = lock(&self.failure);
         match read {
             Ok(_) => drop(failure.end()),
             Err(error) if failure.note(()) => tracing::error!(

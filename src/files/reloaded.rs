@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::mem;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::{Stamps, stamps};
 use crate::episode::Episode;
 use crate::failpoint;
+use crate::lock::lock;
 
 /// How long files must have been unusable before that is logged: they are rarely replaced all at once.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -162,11 +163,6 @@ impl<T> Clone for Reloaded<T> {
     fn clone(&self) -> Self {
         Self { in_use: Arc::clone(&self.in_use), progress: Arc::clone(&self.progress) }
     }
-}
-
-/// Holds the lock of what is in use, which nobody does for long.
-fn lock<T>(in_use: &StdMutex<T>) -> MutexGuard<'_, T> {
-    in_use.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Progress<T> {

@@ -1,11 +1,12 @@
 //! What callers read of the driver's state.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::ReserveError;
+use crate::lock::lock;
 use crate::pace::Settings;
 use crate::pace::release::{PauseGate, Tolerance};
 use crate::store::SlotClock;
@@ -41,30 +42,25 @@ impl Known {
     }
 
     pub(super) fn settings(&self) -> Arc<Settings> {
-        Arc::clone(&locked(&self.in_force).0)
+        Arc::clone(&lock(&self.in_force).0)
     }
 
     /// Sets the settings in force.
     pub(super) fn follow(&self, settings: Arc<Settings>) {
         let tolerance = Tolerance::of(&settings);
-        *locked(&self.in_force) = (settings, tolerance);
+        *lock(&self.in_force) = (settings, tolerance);
     }
 
     /// Returns how late a slot may be used.
     pub(super) fn tolerance(&self) -> Duration {
-        locked(&self.in_force).1.at_handover
+        lock(&self.in_force).1.at_handover
     }
 
     pub(super) fn trouble(&self) -> Option<ReserveError> {
-        locked(&self.trouble).clone()
+        lock(&self.trouble).clone()
     }
 
     pub(super) fn set_trouble(&self, error: Option<ReserveError>) {
-        *locked(&self.trouble) = error;
+        *lock(&self.trouble) = error;
     }
-}
-
-/// Locks a mutex. Nothing panics while it holds one of these locks.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

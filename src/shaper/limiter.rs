@@ -3,7 +3,7 @@
 mod builder;
 mod fallback;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -16,6 +16,7 @@ use super::cost::{BatchCosts, Cost};
 use super::queue::{Queue, Request, batch_costs};
 use super::task::Task;
 use crate::limit::{Decision, LimitSet};
+use crate::lock::lock;
 use crate::store::{Check, Checked, MemoryStore, Scope, Store, StoreError};
 pub use builder::LimiterBuilder;
 pub use fallback::LimiterFallback;
@@ -276,7 +277,7 @@ impl Policy {
             LimiterFallback::Fail => None,
             // A store in which nothing was taken.
             LimiterFallback::Allow => self.decide_in(&MemoryStore::new(), key, cost),
-            LimiterFallback::Local => self.decide_in(&**self.local(), key, cost),
+            LimiterFallback::Local => self.decide_in(&**lock(&self.local), key, cost),
         };
         let decided = decided.unwrap_or_else(|| Err(error.clone().into()));
         decided.map(|decision| Decision { is_fallback: true, ..decision })
@@ -340,14 +341,10 @@ impl Policy {
                 sleep(LOCAL_KEPT).await;
                 // If it went away again meanwhile, the local states must not begin anew. Later they only take memory.
                 if self.breaker.returns() == returns && self.breaker.error().is_none() {
-                    *self.local() = Arc::default();
+                    *lock(&self.local) = Arc::default();
                 }
             }
         }
-    }
-
-    fn local(&self) -> MutexGuard<'_, Arc<MemoryStore>> {
-        self.local.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,11 @@
 //! The background task of a shaper or a limiter.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tokio::sync::mpsc;
 
 use crate::home::Home;
+use crate::lock::lock;
 
 /// A task that takes messages. It is started by the first message, and again if it ended by a panic. It has to end when
 /// all senders of its channel are dropped.
@@ -27,7 +28,7 @@ impl<M> Task<M> {
 
     /// Sends a message if the task runs. Returns false if it does not.
     pub(super) fn send_if_running(&self, message: M) -> bool {
-        let running = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = lock(&self.inbox);
         running.as_ref().is_some_and(|sender| sender.send(message).is_ok())
     }
 
@@ -38,7 +39,7 @@ impl<M> Task<M> {
         F: Future<Output = ()> + Send + 'static,
     {
         // Nothing panics while it holds the lock.
-        let mut running = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock(&self.inbox);
         if let Some(sender) = running.as_ref() {
             match sender.send(message) {
                 Ok(()) => return true,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use paced::dispatch::Snapshot;
+use paced::lock::lock;
 use paced::{Store, StoreError, failpoint};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::fleet;
 use super::known::{COUNT_AGE, Known, Record};
 use super::peek::{countable, peek};
-use super::shared::{OwnTerms, Shared, lock};
+use super::shared::{OwnTerms, Shared};
 use super::stray_log::{Line, StrayLog};
 use super::summary::{Identity, Summary};
 

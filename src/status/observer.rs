@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use paced::api::state::{self, History, State};
+use paced::lock::lock;
 use paced::store::RecordState;
 use paced::time::wall_now;
 use tokio::sync::{Notify, watch};
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::exchange::Exchange;
 use super::rates::Steps;
 use super::sampler::{STEP, Sampler};
-use super::shared::{Parts, ROUND_SPACING, Shared, Watched, lock};
+use super::shared::{Parts, ROUND_SPACING, Shared, Watched};
 use super::summary::Summary;
 
 /// How long somebody who looks waits for a fresh state.

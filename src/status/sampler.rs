@@ -7,13 +7,14 @@ use std::time::Duration;
 use paced::api::Millis;
 use paced::api::state::{Counts, Failing, Failure};
 use paced::dispatch::{Binding, Snapshot, View};
+use paced::lock::lock;
 use paced::time::{Micros, wall_now};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::binding_log::{self, BindingLog};
 use super::fleet::Progress;
 use super::rates::Rates;
-use super::shared::{Shared, lock};
+use super::shared::Shared;
 use super::summary::{Bound, Own, OwnReleases, Summary};
 use super::words;
 

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use paced::amqp::Depths;
 use paced::api::Millis;
 use paced::api::state::{Connection, Counts, Downstream, Replica, State};
 use paced::dispatch::{Peers, Snapshot, View};
+use paced::lock::lock;
 use paced::store::Store;
 use paced::terms::Terms;
 use tokio::sync::{Notify, watch};
@@ -79,11 +80,6 @@ impl Watched {
     pub(super) fn lasts(&self) -> bool {
         self.last.elapsed() < LOOKING
     }
-}
-
-/// Locks a mutex whose data is whole after a panic: each is replaced as a whole.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

@@ -1,9 +1,11 @@
 //! Notifications that the record of a downstream was changed.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tokio::sync::watch;
+
+use crate::lock::lock;
 
 /// Notifies of changes that others make to the record of a downstream
 /// ([`Store::update_record`](super::Store::update_record)).
@@ -30,7 +32,7 @@ pub(super) struct Watchers(Mutex<HashMap<String, watch::Sender<()>>>);
 
 impl Watchers {
     pub(super) fn subscribe(&self, downstream: &str) -> Changes {
-        let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut senders = lock(&self.0);
         if let Some(sender) = senders.get(downstream) {
             return Changes(sender.subscribe());
         }
@@ -40,7 +42,7 @@ impl Watchers {
     }
 
     pub(super) fn notify(&self, downstream: &str) {
-        let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let senders = lock(&self.0);
         if let Some(sender) = senders.get(downstream) {
             sender.send_replace(());
         }
@@ -49,7 +51,7 @@ impl Watchers {
     /// The names of all downstreams that have ever been subscribed to.
     #[cfg(feature = "redis")]
     pub(super) fn watched(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+        lock(&self.0).keys().cloned().collect()
     }
 }
 

@@ -7,7 +7,7 @@ mod reserving;
 mod tombstones;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
     TombstoneCall, TombstoneReply, check_downstream, tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
+use crate::lock::lock;
 use crate::store::changes::Watchers;
 use crate::store::fleet::check_summary;
 use crate::store::turns::Queue;
@@ -66,12 +67,12 @@ impl MemoryStore {
 
     /// The record of `name`; it is not created if there is none.
     fn find(&self, name: &str) -> Option<Arc<Mutex<Downstream>>> {
-        locked(&self.downstreams).get(name).map(Arc::clone)
+        lock(&self.downstreams).get(name).map(Arc::clone)
     }
 
     /// The record of `name`, created at `now` if there is none.
     fn open(&self, name: &str, now: impl FnOnce() -> Micros) -> Arc<Mutex<Downstream>> {
-        let mut downstreams = locked(&self.downstreams);
+        let mut downstreams = lock(&self.downstreams);
         if let Some(downstream) = downstreams.get(name) {
             return Arc::clone(downstream);
         }
@@ -83,7 +84,7 @@ impl MemoryStore {
     /// Works on a downstream, at the store's now.
     fn with<T>(&self, name: &str, work: impl FnOnce(&mut Downstream, Micros) -> T) -> T {
         let downstream = self.open(name, || self.clock.now());
-        let mut downstream = locked(&downstream);
+        let mut downstream = lock(&downstream);
         // The clock is read under the lock, so that two threads cannot see their instants in the wrong order.
         let now = self.clock.now();
         downstream.follow(now);
@@ -139,7 +140,7 @@ impl MemoryStore {
     /// Replaces the state of a limit of the whole downstream.
     pub(crate) fn put_state(&self, downstream: &str, limit: &Limit, state: State) {
         let downstream = self.open(downstream, || self.clock.now());
-        locked(&downstream).write(limit, "", state);
+        lock(&downstream).write(limit, "", state);
     }
 
     /// The record of the downstream and the states of the limits, as text. It serves tests.
@@ -148,14 +149,14 @@ impl MemoryStore {
     #[must_use]
     pub fn dump(&self, scope: Scope<'_>, limits: &LimitSet) -> Vec<String> {
         match self.find(scope.downstream) {
-            Some(downstream) => locked(&downstream).dump(scope.key, limits),
+            Some(downstream) => lock(&downstream).dump(scope.key, limits),
             None => super::tests::unused(limits),
         }
     }
 
     #[cfg(test)]
     fn key_count(&self, name: &str) -> usize {
-        self.find(name).map_or(0, |downstream| locked(&downstream).keys())
+        self.find(name).map_or(0, |downstream| lock(&downstream).keys())
     }
 
     /// Returns the record of a downstream, after the change if one is given.
@@ -195,11 +196,6 @@ impl Default for MemoryStore {
     }
 }
 
-/// Each critical section leaves the state consistent, so a poisoned lock is ignored.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl super::sealed::Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
@@ -225,7 +221,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             call.check()?;
             let Some(downstream) = self.find(call.scope.downstream) else { return Ok(false) };
-            let mut downstream = locked(&downstream);
+            let mut downstream = lock(&downstream);
             let now = self.clock.now();
             // After a step back the slot is an instant of the clock before the step.
             if downstream.has_stepped(now) || (now >= call.slot && !call.is_unused) {
@@ -243,7 +239,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             scope.check()?;
             if let Some(downstream) = self.find(scope.downstream) {
-                let mut downstream = locked(&downstream);
+                let mut downstream = lock(&downstream);
                 limits.iter().for_each(|limit| downstream.forget(limit, scope.key));
                 downstream.forget_turns();
             }
@@ -266,19 +262,19 @@ impl Store for MemoryStore {
     fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
         Box::pin(async move {
             check_summary(replica, summary, ttl)?;
-            locked(&self.fleet).leave(replica, summary, ttl, self.clock.now());
+            lock(&self.fleet).leave(replica, summary, ttl, self.clock.now());
             Ok(())
         })
     }
 
     fn summaries(&self) -> Answer<'_, Vec<String>> {
-        Box::pin(async move { Ok(locked(&self.fleet).summaries(self.clock.now())) })
+        Box::pin(async move { Ok(lock(&self.fleet).summaries(self.clock.now())) })
     }
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         Box::pin(async move {
             check_downstream(downstream)?;
-            Ok(locked(&self.fleet).note_parked(downstream, jobs))
+            Ok(lock(&self.fleet).note_parked(downstream, jobs))
         })
     }
 

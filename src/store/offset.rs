@@ -1,10 +1,11 @@
 //! Maps instants of the store's clock to this process's clock, so that no slot is early.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::lock::lock;
 use crate::time::{Deadline, Micros, suspended};
 
 /// The effect of a sample on the mapping.
@@ -116,7 +117,7 @@ impl SlotClock {
     /// Adds the sample of one call: when it was sent and its answer received, and the store's `now` and `epoch` in the
     /// answer.
     pub fn observe(&self, sent: Instant, now: Micros, epoch: Micros, received: Instant) -> Observed {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = lock(&self.window);
         let (before, after) = window.suspends.around(sent, suspended(), Instant::now());
         let (sent, received) = (self.local(sent, before), self.local(received, after));
         let store = i128::from(now.0) * 1000;
@@ -157,7 +158,7 @@ impl SlotClock {
 
     /// [`SlotClock::hold`], with the window that it was computed from.
     pub(crate) fn mapping(&self, slot: Micros) -> Option<Mapping> {
-        let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let window = lock(&self.window);
         let local = i128::from(slot.0) * 1000 + window.high()?;
         let Window { generation, jumps, .. } = *window;
         drop(window);
@@ -173,7 +174,7 @@ impl SlotClock {
     #[must_use]
     pub fn store_now(&self) -> Option<Micros> {
         let now = Deadline::now().ns_since(self.anchor);
-        let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let window = lock(&self.window);
         let store = (now - window.high()?).div_euclid(1000);
         Some(Micros(i64::try_from(store).unwrap_or(0)).clamp(Micros(0), Micros::MAX))
     }
@@ -181,7 +182,7 @@ impl SlotClock {
     /// The time since the newest sample was received, and its epoch.
     pub(crate) fn newest(&self) -> Option<(Duration, Micros)> {
         let now = Deadline::now().ns_since(self.anchor);
-        let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let window = lock(&self.window);
         let age = u64::try_from(now - window.newest).unwrap_or(0);
         Some((Duration::from_nanos(age), window.epoch?))
     }

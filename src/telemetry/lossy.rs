@@ -6,10 +6,11 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use paced::lock::lock;
 use paced::text;
 use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
@@ -113,7 +114,7 @@ impl LossyWriter {
 
     fn enqueue(&self, line: Vec<u8>) {
         let cost = line.len() + PER_LINE;
-        let mut queue = self.shared.lock();
+        let mut queue = lock(&self.shared.queue);
         if queue.bytes + cost > self.shared.capacity {
             queue.dropped += 1;
             return;
@@ -126,12 +127,12 @@ impl LossyWriter {
 
     /// The number of lines dropped since the start.
     pub(crate) fn dropped(&self) -> u64 {
-        self.shared.lock().dropped
+        lock(&self.shared.queue).dropped
     }
 
     /// Waits for at most `within` until all queued lines are written; returns whether they are.
     pub(crate) fn flush(&self, within: Duration) -> bool {
-        let queue = self.shared.lock();
+        let queue = lock(&self.shared.queue);
         let waited = self.shared.drained.wait_timeout_while(queue, within, |queue| !queue.is_drained());
         let (queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
         queue.is_drained()
@@ -139,10 +140,6 @@ impl LossyWriter {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The line as one line, with control characters escaped.
     fn safe(&self, line: &[u8]) -> Vec<u8> {
         let text = String::from_utf8_lossy(line);
@@ -165,7 +162,7 @@ impl Shared {
     fn write_all_to(&self, out: impl Write) {
         let mut lines = LineWriter { out, in_line: false };
         let mut reported_at: Option<Instant> = None;
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         loop {
             let Some(line) = queue.lines.pop_front() else {
                 self.drained.notify_all();
@@ -175,7 +172,7 @@ impl Shared {
             queue.writing = true;
             drop(queue);
             let written = lines.write(&line);
-            queue = self.lock();
+            queue = lock(&self.queue);
             queue.bytes -= line.len() + PER_LINE;
             queue.dropped += u64::from(written.is_err());
             let dropped = queue.dropped;
@@ -185,7 +182,7 @@ impl Shared {
                 drop(queue);
                 let written = lines.write(report.as_bytes());
                 reported_at = Some(Instant::now());
-                queue = self.lock();
+                queue = lock(&self.queue);
                 if written.is_ok() {
                     queue.reported = dropped;
                 }

@@ -12,9 +12,10 @@
 //! only the holder of a right token gets into the other one.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use paced::lock::lock;
 use tokio::time::Instant;
 
 use crate::admin::connections::Network;
@@ -118,7 +119,7 @@ impl FailedLogins {
     pub(super) fn check(&self, client: Network, look: impl FnOnce() -> Token) -> Verdict {
         let now = Instant::now();
         // One at a time, so that many at once are no way around the bound. No panic leaves the table half changed.
-        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&self.0);
         if let Some(left) = table.block(client, now) {
             let Some(keys) = table.look_while_blocked(client, now) else { return Verdict::Blocked(left) };
             return match look() {

@@ -28,7 +28,7 @@ async fn one_client_pushes_out_itself_and_nobody_else() {
     mine.push(open(&all, "192.0.2.2"));
     assert_eq!(mine.iter().position(|connection| !is_open(connection)), Some(1));
     assert!(is_open(&other));
-    assert_eq!(all.lock().of(at("192.0.2.2").ip().into()), MAX_OF_ONE);
+    assert_eq!(lock(&all.0).of(at("192.0.2.2").ip().into()), MAX_OF_ONE);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn of_many_clients_the_one_with_the_most_connections_makes_room() {
     let flood: Vec<Connection> =
         (0..2_000).map(|number| open(&all, &format!("10.0.{}.{}", number / 256, number % 256))).collect();
     assert!(flood[2_000 - 200..].iter().all(is_open));
-    assert_eq!(all.lock().entries.len(), MAX_CONNECTIONS);
+    assert_eq!(lock(&all.0).entries.len(), MAX_CONNECTIONS);
 }
 
 #[test]
@@ -119,7 +119,7 @@ async fn a_probe_in_progress_goes_last() {
     let requests: Vec<InProgress> = idle.iter().map(|connection| connection.peer.request()).collect();
     all.close_one();
     all.close_one();
-    assert_eq!(all.lock().entries.len(), MAX_OF_ONE - 2);
+    assert_eq!(lock(&all.0).entries.len(), MAX_OF_ONE - 2);
     drop((request, requests));
 }
 
@@ -129,7 +129,7 @@ fn a_connection_that_ends_is_forgotten() {
     let connection = open(&all, "192.0.2.2");
     let permit = connection.peer.permit(RequestClass::Read).unwrap();
     drop(connection);
-    assert!(all.lock().entries.is_empty());
+    assert!(lock(&all.0).entries.is_empty());
     drop(permit);
     all.close_one();
 }

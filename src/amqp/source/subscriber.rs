@@ -1,7 +1,7 @@
 //! Keeps one queue of a downstream consumed.
 
 use std::pin::pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +30,7 @@ use crate::amqp::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::Delivery;
 use crate::episode::Episode;
 use crate::failpoint;
+use crate::lock::lock;
 use crate::metric;
 use pump::Pump;
 use read_timeout::ReadTimeout;
@@ -283,7 +284,7 @@ impl Subscriber {
 
     /// The number of unsettled messages that were delivered over other channels than this one.
     fn elsewhere(&self, current: Option<&Arc<Subscription>>) -> usize {
-        let slot = self.reports.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = lock(&self.reports.slot);
         let others = slot.iter().filter(|other| current.is_none_or(|current| !Arc::ptr_eq(current, other)));
         others.filter(|other| other.is_live()).map(|other| other.acker.unsettled().all).sum()
     }

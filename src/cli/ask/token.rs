@@ -1,8 +1,9 @@
 //! A token of the tools, whose file may be replaced while one of them runs.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use paced::config::Secret;
+use paced::lock::lock;
 
 /// The token of one kind of request, if there is one.
 pub(super) struct Token(Mutex<Option<Secret>>);
@@ -14,7 +15,7 @@ impl Token {
 
     /// The token as it was read last.
     pub(super) fn get(&self) -> Option<Secret> {
-        self.lock().clone()
+        lock(&self.0).clone()
     }
 
     /// Reads the token from its file again, and goes by what is there. Returns it unless it is the one that was refused.
@@ -25,11 +26,7 @@ impl Token {
         // What cannot be read leaves the refusal as it is, which is told.
         let read = tokio::task::spawn_blocking(move || secret.read_again()).await.ok()?.ok()?;
         let newer = (read != *refused).then_some(read)?;
-        *self.lock() = Some(newer.clone());
+        *lock(&self.0) = Some(newer.clone());
         Some(newer)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Secret>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

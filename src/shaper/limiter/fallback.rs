@@ -1,11 +1,12 @@
 //! Decisions while the store cannot be reached: no check waits for it then.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::lock::lock;
 use crate::store::StoreError;
 
 /// How a limiter answers checks while its store cannot be reached.
@@ -65,7 +66,7 @@ pub(super) enum Reachable {
 impl Breaker {
     /// Returns whether a check may be sent to the store.
     pub(super) fn reachable(&self) -> Reachable {
-        let (mut known, now) = (self.away(), Instant::now());
+        let (mut known, now) = (lock(&self.away), Instant::now());
         let Some(away) = &mut *known else { return Reachable::Yes };
         let is_due = away.retry_at <= now;
         if is_due {
@@ -76,12 +77,12 @@ impl Breaker {
 
     /// Returns why the store is away, if it is.
     pub(super) fn error(&self) -> Option<StoreError> {
-        self.away().as_ref().map(|away| away.error.clone())
+        lock(&self.away).as_ref().map(|away| away.error.clone())
     }
 
     /// Records that a check failed. Returns whether the store was not known to be away.
     pub(super) fn failed(&self, error: &StoreError) -> bool {
-        let mut known = self.away();
+        let mut known = lock(&self.away);
         let is_news = known.is_none();
         if is_news {
             let away = Away { error: error.clone(), retry_at: Instant::now(), backoff: BACKOFF.0 };
@@ -92,7 +93,7 @@ impl Breaker {
 
     /// Records the outcome of a trial. Returns whether the store has come back.
     pub(super) fn tried(&self, outcome: Result<(), StoreError>) -> bool {
-        let mut known = self.away();
+        let mut known = lock(&self.away);
         match (&mut *known, outcome) {
             (Some(away), Err(error)) => {
                 away.error = error;
@@ -110,10 +111,6 @@ impl Breaker {
     /// Returns how often the store has come back.
     pub(super) fn returns(&self) -> u64 {
         self.returns.load(Ordering::Relaxed)
-    }
-
-    fn away(&self) -> MutexGuard<'_, Option<Away>> {
-        self.away.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

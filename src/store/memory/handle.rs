@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Downstream, MemoryStore, locked};
+use super::{Downstream, MemoryStore};
 use crate::limit::{Costs, Limit, LimitSet, Refusal};
+use crate::lock::lock;
 use crate::store::{Scope, StoreError};
 use crate::time::{Clock, Micros};
 
@@ -47,7 +48,7 @@ impl MemoryStore {
     pub fn handle(&self, downstream: &str, limits: LimitSet) -> Result<MemoryHandle, StoreError> {
         Scope { downstream, key: "" }.check()?;
         let downstream = self.open(downstream, || self.clock.now());
-        let single = limits.single().map(|limit| (limit.clone(), locked(&downstream).place(limit)));
+        let single = limits.single().map(|limit| (limit.clone(), lock(&downstream).place(limit)));
         let (clock, latest, unordered) = (Arc::clone(&self.clock), limits.latest(1), limits.is_tat());
         Ok(MemoryHandle { clock, downstream, limits: Arc::new(limits), latest, single, unordered })
     }
@@ -76,7 +77,7 @@ impl MemoryHandle {
         // clock again, or the clock would seem to have stepped back. For windows the clock is read under the lock:
         // nothing fits before a slot that another thread has just taken.
         let early = self.unordered.then(|| self.clock.now());
-        let mut downstream = locked(&self.downstream);
+        let mut downstream = lock(&self.downstream);
         let now = match early {
             Some(now) if !downstream.has_stepped(now) => now,
             _ => self.clock.now(),

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use redis::aio::PubSub;
@@ -20,6 +20,7 @@ use super::errors::ServerAddress;
 use super::link::{Failure, Link};
 use super::scripts::Call;
 use super::slots::{Topology, slot};
+use crate::lock::lock;
 use crate::store::StoreError;
 use crate::time::Micros;
 
@@ -117,7 +118,7 @@ impl Cluster {
     /// The clock of one of the masters, once all of them have answered and each slot has one.
     pub(super) async fn time(self: &Arc<Self>) -> Result<Micros, StoreError> {
         let is_known = {
-            let map = self.map();
+            let map = lock(&self.map);
             let suspect = |node: &Arc<Node>| node.suspect.load(Ordering::Acquire);
             !map.ranges.is_empty() && map.gap.is_none() && !map.ranges.iter().any(|(.., node)| suspect(node))
         };
@@ -125,7 +126,7 @@ impl Cluster {
             self.refresh().await?;
         }
         let (masters, gap) = {
-            let map = self.map();
+            let map = lock(&self.map);
             let by_address: HashMap<_, _> =
                 map.ranges.iter().map(|(.., node)| (node.address.clone(), node.clone())).collect();
             (by_address.into_values(), map.gap)
@@ -157,12 +158,12 @@ impl Cluster {
 
     /// The node that serves a slot. The slot map is refreshed first if calls to the node have failed.
     async fn node(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, StoreError> {
-        let known = self.map().node(slot);
+        let known = lock(&self.map).node(slot);
         if let Some(node) = known.filter(|node| !node.suspect.load(Ordering::Acquire)) {
             return Ok(node);
         }
         self.refresh().await?;
-        let known = self.map().node(slot);
+        let known = lock(&self.map).node(slot);
         known.ok_or_else(|| self.at.unreachable(format!("no master serves slot {slot} of the cluster")))
     }
 
@@ -193,7 +194,7 @@ impl Cluster {
 
     /// All known nodes, starting with another one each time.
     fn candidates(&self, rotation: usize) -> Vec<ConnectionInfo> {
-        let mut known = self.map().known.clone();
+        let mut known = lock(&self.map).known.clone();
         for seed in &self.seeds {
             if !known.contains(seed) {
                 known.push(seed.clone());
@@ -206,7 +207,7 @@ impl Cluster {
 
     /// Replaces the slot map. Connections to nodes that stay masters are kept.
     fn replace_slot_map(&self, topology: Topology) {
-        let mut map = self.map();
+        let mut map = lock(&self.map);
         let gap = topology.gap();
         let mut nodes: HashMap<Address, Arc<Node>> = HashMap::new();
         let old = std::mem::take(&mut *map);
@@ -227,7 +228,7 @@ impl Cluster {
 
     /// Records a redirection: the slot is served at this address.
     fn redirect(&self, slot: u16, address: Address) -> Arc<Node> {
-        let mut map = self.map();
+        let mut map = lock(&self.map);
         let known = map.ranges.iter().map(|(.., node)| node).chain(map.moved.values());
         let known = known.into_iter().find(|node| node.address == address).cloned();
         let node = known.unwrap_or_else(|| self.link(&address));
@@ -245,10 +246,6 @@ impl Cluster {
         let answered = errors.iter().find(|error| !error.is_away());
         let cause = answered.or(errors.first()).cloned();
         cause.unwrap_or_else(|| self.at.unreachable("there is no node to ask"))
-    }
-
-    fn map(&self) -> MutexGuard<'_, SlotMap> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

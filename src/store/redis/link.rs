@@ -6,7 +6,7 @@
 //! dropped, the next call opens a new one, and each connection knows the id of its server's process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex};
 
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{ConnectionInfo, ErrorKind, FromRedisValue, RedisError, ServerErrorKind};
@@ -19,6 +19,7 @@ use super::errors::{ServerAddress, ends_connection, is_transient};
 use super::fit;
 use super::scripts::{Call, preloaded};
 use super::sentinel::Sentinels;
+use crate::lock::lock;
 use crate::store::StoreError;
 use crate::time::Micros;
 
@@ -155,7 +156,7 @@ impl Link {
     /// The open connection; opens one if there is none. It is opened on the runtime of the connections: a caller that stands
     /// still meanwhile holds up nobody.
     async fn peer(self: &Arc<Self>) -> Result<Arc<Peer>, StoreError> {
-        if let Some(peer) = &*self.current() {
+        if let Some(peer) = &*lock(&self.open) {
             return Ok(Arc::clone(peer));
         }
         let link = Arc::clone(self);
@@ -165,7 +166,7 @@ impl Link {
     async fn open_peer(&self) -> Result<Arc<Peer>, StoreError> {
         let failures = self.failures.load(Ordering::Acquire);
         let mut opening = self.opening.lock().await;
-        if let Some(peer) = &*self.current() {
+        if let Some(peer) = &*lock(&self.open) {
             return Ok(Arc::clone(peer));
         }
         if failures != self.failures.load(Ordering::Acquire)
@@ -179,7 +180,7 @@ impl Link {
             Ok(peer) => {
                 opening.failure = None;
                 self.dial.notify_reopened();
-                Ok(Arc::clone(self.current().insert(Arc::new(peer))))
+                Ok(Arc::clone(lock(&self.open).insert(Arc::new(peer))))
             }
             Err(error) => {
                 opening.failure = Some(error.clone());
@@ -189,10 +190,6 @@ impl Link {
         }
     }
 
-    fn current(&self) -> MutexGuard<'_, Option<Arc<Peer>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Drops the connection if it broke or leads to the wrong server: a new one may find a new primary, or a live
     /// server. A connection that only answered with an error is kept, as all downstreams share it.
     fn drop_if_broken<T>(&self, peer: &Peer, result: Result<T, RedisError>) -> Result<T, RedisError> {
@@ -200,7 +197,7 @@ impl Link {
         let is_of_sentinels = matches!(self.target, Target::Sentinels(_));
         let ends = |error: &RedisError| ends_connection(error) || (is_of_sentinels && is_transient(error));
         if result.as_ref().is_err_and(ends) {
-            let _ended = self.current().take_if(|open| open.number == peer.number);
+            let _ended = lock(&self.open).take_if(|open| open.number == peer.number);
         }
         result
     }
@@ -263,7 +260,7 @@ impl Link {
 
     /// Whether this server was not the last one warned of: a warning is given once, not with every connection.
     fn is_first_warning(&self, at: &ServerAddress) -> bool {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = lock(&self.warned);
         let is_new = *warned != at.0;
         warned.clone_from(&at.0);
         is_new

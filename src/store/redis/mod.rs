@@ -25,7 +25,7 @@ mod tests;
 mod url;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -37,6 +37,7 @@ use super::{
 };
 use crate::home::Home;
 use crate::limit::LimitSet;
+use crate::lock::lock;
 use crate::time::{Clock, Micros};
 #[doc(hidden)]
 pub use fit::Keeping;
@@ -144,27 +145,23 @@ impl RedisStore {
 
     /// The knowledge of a downstream that is sent with a call to the given process of the server.
     fn known_record(&self, downstream: &str, run: i64) -> KnownRecord {
-        self.histories()
+        lock(&self.histories)
             .get(downstream)
             .map_or(KnownRecord { run, ..KnownRecord::default() }, |history| history.known_record(run))
     }
 
     /// Runs `change` on the memory of the downstream.
     fn with_history<T>(&self, downstream: &str, change: impl FnOnce(&mut History) -> T) -> T {
-        let mut all = self.histories();
+        let mut all = lock(&self.histories);
         match all.get_mut(downstream) {
             Some(history) => change(history),
             None => change(all.entry(downstream.to_owned()).or_default()),
         }
     }
 
-    fn histories(&self) -> MutexGuard<'_, history::Histories> {
-        self.histories.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts to receive changes made by others, if the runtime runs.
     fn listen(&self) {
-        let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listening = lock(&self.listening);
         if listening.as_ref().is_none_or(JoinHandle::is_finished) {
             let (servers, watchers) = (Arc::downgrade(&self.servers), Arc::downgrade(&self.watchers));
             let listen = listen::listen(servers, keys::channel(&self.prefix), watchers);

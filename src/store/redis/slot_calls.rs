@@ -4,6 +4,7 @@ use super::reply::{Answer, Reply};
 use super::request::{InLanes, Now, Request, Windows};
 use super::{RedisStore, keys};
 use crate::limit::LimitSet;
+use crate::lock::lock;
 use crate::store::{Lanes, Scope, StoreError};
 use crate::time::wall_now;
 
@@ -14,7 +15,7 @@ const MAX_CALENDAR_RETRIES: usize = 8;
 impl RedisStore {
     pub(super) fn in_lanes<'a>(&self, scope: Scope<'_>, lanes: Lanes<'a>) -> Result<InLanes<'a>, StoreError> {
         let states = lanes.states()?;
-        let all = self.histories();
+        let all = lock(&self.histories);
         let history = all.get(scope.downstream);
         let known_windows = states
             .all
@@ -27,7 +28,7 @@ impl RedisStore {
     /// The windows that are sent first. Edges are those by this machine's clock, which is probably near the store's.
     pub(super) fn windows(&self, scope: Scope<'_>) -> Windows {
         let now = self.clock.as_ref().map_or_else(wall_now, |clock| clock.now());
-        let known = self.histories().get(scope.downstream).map(|history| history.windows(scope.key));
+        let known = lock(&self.histories).get(scope.downstream).map(|history| history.windows(scope.key));
         Windows { edges: (now, now), known: known.unwrap_or_default() }
     }
 

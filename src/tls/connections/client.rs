@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rustls::ClientConfig;
@@ -15,6 +15,7 @@ use super::load;
 use super::replaced::{self, Read};
 use super::validity::Validity;
 use crate::files::Reloaded;
+use crate::lock::lock;
 use crate::tls::TlsOptions;
 
 /// The least time between two looks at the files.
@@ -120,7 +121,7 @@ impl Shared {
             return false;
         }
         let now = Instant::now();
-        let mut next = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = lock(&self.next_look);
         let is_due = *next <= now;
         if is_due {
             *next = now + INTERVAL;

@@ -1,7 +1,7 @@
 //! Begins to consume a queue: what it needs is ensured first.
 
 use std::pin::pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use lapin::{Channel, Connection, Consumer};
 
@@ -15,6 +15,7 @@ use crate::amqp::ticket::{Settlement, Subscription};
 use crate::amqp::topology::ensure_home;
 use crate::amqp::window::Consuming;
 use crate::episode::Episode;
+use crate::lock::lock;
 
 impl Subscriber {
     /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
@@ -56,7 +57,7 @@ impl Subscriber {
             Ok((queue, consumer, consuming)) => {
                 unused.used();
                 let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
-                let mut slot = self.reports.slot.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut slot = lock(&self.reports.slot);
                 slot.retain(|subscription| subscription.is_live());
                 slot.push(Arc::clone(&subscription));
                 Ok(Attempt::Consuming(subscription, consumer, consuming))
