@@ -199,9 +199,8 @@ impl Limit {
             Algorithm::LeakyBucket(bucket) => bucket.max_cost(),
             Algorithm::Gcra(gcra) => gcra.max_cost(),
             Algorithm::TokenBucket(bucket) => bucket.gcra().max_cost(),
-            Algorithm::FixedWindow(window) | Algorithm::Quota(window) => window.max_cost(),
-            Algorithm::SlidingWindow(window) => window.max_cost(),
-            Algorithm::SlidingLog(log) => log.max_cost(),
+            // More than N never fits.
+            _ => u32::try_from(self.burst()).unwrap_or(u32::MAX),
         }
     }
 

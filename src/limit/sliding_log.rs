@@ -56,12 +56,6 @@ impl SlidingLog {
         self.rate
     }
 
-    /// The highest cost of one job: more than N never fits.
-    #[must_use]
-    pub fn max_cost(self) -> u32 {
-        u32::try_from(self.count).unwrap_or(u32::MAX)
-    }
-
     /// The entries that count at `at`: those in the period `(at - period, at]`.
     fn live(self, log: &Log, at: Micros) -> &[(Micros, u64)] {
         let gone = log.entries.partition_point(|(taken, _)| taken.0 <= at.0 - self.period);

@@ -94,12 +94,6 @@ impl SlidingWindow {
         self.rate
     }
 
-    /// The highest cost of one job: more than N never fits.
-    #[must_use]
-    pub fn max_cost(self) -> u32 {
-        u32::try_from(self.count).unwrap_or(u32::MAX)
-    }
-
     /// The number of the bucket that `at` lies in.
     #[must_use]
     pub(super) const fn bucket(self, at: Micros) -> i64 {

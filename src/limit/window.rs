@@ -131,12 +131,6 @@ impl Counting {
         self.rate
     }
 
-    /// The highest cost of one job: more than N never fits.
-    #[must_use]
-    pub fn max_cost(self) -> u32 {
-        u32::try_from(self.count).unwrap_or(u32::MAX)
-    }
-
     /// The first instant at which the cost fits, not before `now` and the latest slot: that instant, or the end of the
     /// window.
     pub(super) fn earliest(self, window: Window, last: Micros, now: Micros, cost: u32) -> Micros {
