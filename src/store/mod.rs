@@ -34,6 +34,7 @@ pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
 pub use record::{Change, LONGEST_NOTE, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
+pub use record::{CoolDown, CoolDownCall};
 #[cfg(feature = "redis")]
 pub use redis::{Keeping, Options as RedisOptions, RedisStore};
 pub use tombstones::{
@@ -321,8 +322,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Cancel safe.
     fn read_record<'a>(&'a self, downstream: &'a str) -> Answer<'a, RecordState>;
 
-    /// Changes the record of a downstream, and returns it as it is then. Others who work on the downstream are notified
-    /// through [`Store::changes`].
+    /// Changes the record of a downstream, and returns it as it is then. [`Store::changes`] notifies the others of it.
     ///
     /// Cancel safe: the record is changed, or not. It is not retried by itself; each change is idempotent.
     fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState>;

@@ -1,4 +1,4 @@
-//! The record of a downstream, apart from the states of its limits: pauses, and the terms in force.
+//! The record of a downstream, apart from the states of its limits: pauses, a cool-down, and the terms in force.
 
 use std::time::Duration;
 
@@ -6,6 +6,10 @@ use super::StoreError;
 use super::error::ensure;
 use crate::limit::Limit;
 use crate::time::Micros;
+
+mod cool_down;
+
+pub use cool_down::{CoolDown, CoolDownCall};
 
 /// The pauses of a downstream and the generation of its terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +83,7 @@ pub enum Change<'a> {
         /// Who paused and why: JSON of at most [`LONGEST_NOTE`] bytes, which is opaque to the store; empty for none.
         note: &'a str,
     },
-    /// Ends the operator's pause, and one that the downstream asked for.
+    /// Ends the operator's pause, one that the downstream asked for, and a cool-down.
     Resume,
     /// Puts these terms in force, if those in force are still of generation `of`; they get the next generation.
     Terms {
@@ -97,6 +101,8 @@ pub enum Change<'a> {
     },
     /// Restores what a worker remembers of a record that the store has lost.
     Recall(Recall<'a>),
+    /// Begins, continues or ends a cool-down.
+    CoolDown(CoolDownCall<'a>),
 }
 
 /// A worker's memory of a record. Each part is applied only where it is newer than the store's.
@@ -123,7 +129,7 @@ pub const LONGEST_NOTE: usize = 1024;
 impl Change<'_> {
     /// # Errors
     /// [`StoreError::Invalid`] for a pause of zero length, or a longer one than [`LONGEST_PAUSE`], or a longer note than
-    /// [`LONGEST_NOTE`].
+    /// [`LONGEST_NOTE`], or as [`CoolDownCall`] says.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let span = match self {
             Change::Pause { note, .. } if note.len() > LONGEST_NOTE => {
@@ -131,6 +137,7 @@ impl Change<'_> {
                 return Err(StoreError::Invalid(text));
             }
             Change::Penalize(span) | Change::Pause { span: Some(span), .. } => *span,
+            Change::CoolDown(call) => return call.check(),
             _ => return Ok(()),
         };
         ensure((Duration::from_micros(1)..=LONGEST_PAUSE).contains(&span), || {
@@ -153,4 +160,6 @@ pub struct RecordState {
     /// The note on the operator's pause that is in the status. `None` where there is none, or the store has lost it: a
     /// [`Change::Recall`] does not restore it. It may be forgotten a day after the pause has ended, or after 400 days.
     pub note: Option<String>,
+    /// The cool-down; `None` where there is none, or the store has lost it: a [`Change::Recall`] does not restore it.
+    pub cool_down: Option<CoolDown>,
 }

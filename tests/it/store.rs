@@ -7,6 +7,7 @@ use paced::RedisOptions;
 mod access;
 mod changes;
 mod cluster;
+mod cool_down;
 mod examples;
 mod expiry;
 mod failover;

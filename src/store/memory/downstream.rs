@@ -14,6 +14,8 @@ mod record;
 #[cfg(any(test, feature = "failpoints"))]
 mod tests;
 
+use record::Attached;
+
 #[derive(Debug)]
 pub(super) struct Downstream {
     /// When the record began: at least 1, since 0 stands for "none".
@@ -23,10 +25,8 @@ pub(super) struct Downstream {
     pub(super) status: Status,
     /// The queue of turns.
     queue: Queue,
-    /// The terms of the status's generation.
-    pub(super) terms: Option<String>,
-    /// The note on an operator's pause, and the version of the pause.
-    note: Option<(u64, String)>,
+    /// The terms, the note on a pause, and the cool-down.
+    attached: Attached,
     states: States,
     /// The end of each replica's lease.
     pub(super) leases: HashMap<String, Micros>,
@@ -85,8 +85,7 @@ impl Downstream {
             },
             status: Status::default(),
             queue: Queue::default(),
-            terms: None,
-            note: None,
+            attached: Attached::default(),
             states: States::default(),
             leases: HashMap::new(),
             tombstones: Tombstones::default(),
@@ -102,6 +101,7 @@ impl Downstream {
             clock.shift += back;
             self.status.step_back(back);
             self.queue.step_back(back);
+            self.attached.step_back(back);
             clock.high = now;
         } else if now.0 - clock.high.0 >= TICK.as_micros() as i64 {
             clock.high = now;

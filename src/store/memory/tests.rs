@@ -8,6 +8,7 @@ use crate::store::{Asker, Granted, NextTurn};
 use crate::time::ManualClock;
 
 mod cancel;
+mod cool_down;
 mod lanes;
 
 const MS: i64 = 1000;

@@ -4,6 +4,7 @@
 //! paced:{billing}:record            the downstream's record (string, no TTL)
 //! paced:{billing}:terms             the terms in force (string, no TTL)
 //! paced:{billing}:note              who paused and why, with the version of the pause (string)
+//! paced:{billing}:cool-down         the cool-down, until a minute after it (string)
 //! paced:{billing}:replicas          the replicas that live (sorted set, by when their leases end)
 //! paced:{billing}:cancelled         the ids of cancelled jobs (sorted set, by the version of their latest change)
 //! paced:{billing}:cancelled-until   the same ids (sorted set, by when their tombstones end)
@@ -48,11 +49,11 @@ pub(super) fn all(prefix: &str, scope: Scope<'_>, limits: &LimitSet) -> Vec<Stri
     keys
 }
 
-/// The keys of the record, of the states of `limits`, of the terms, and of the note on the pause.
+/// The keys of the record, of the states of `limits`, of the terms, of the note on the pause, and of the cool-down.
 pub(super) fn restarted(prefix: &str, scope: Scope<'_>, limits: &[Limit]) -> Vec<String> {
-    let [record, terms, note] = record_terms_and_note(prefix, scope);
+    let [record, beside @ ..] = whole_record(prefix, scope);
     let states = limits.iter().map(|limit| state(prefix, scope, limit));
-    std::iter::once(record).chain(states).chain([terms, note]).collect()
+    std::iter::once(record).chain(states).chain(beside).collect()
 }
 
 /// The keys of the states of keyed limits of one downstream.
@@ -69,9 +70,9 @@ pub(super) fn record(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["record"])
 }
 
-/// The keys of the record, of the terms, and of the note on the pause.
-pub(super) fn record_terms_and_note(prefix: &str, scope: Scope<'_>) -> [String; 3] {
-    ["record", "terms", "note"].map(|name| join(prefix, scope, &[name]))
+/// The keys of the record, of the terms, of the note on the pause, and of the cool-down.
+pub(super) fn whole_record(prefix: &str, scope: Scope<'_>) -> [String; 4] {
+    ["record", "terms", "note", "cool-down"].map(|name| join(prefix, scope, &[name]))
 }
 
 /// The keys of the record and of the tombstones.
@@ -125,6 +126,10 @@ mod tests {
         let scope = |key| Scope { downstream: "billing", key };
         assert_eq!(record("paced", scope("x")), "paced:{billing}:record");
         assert_eq!(replicas("paced", scope("x")), "paced:{billing}:replicas");
+        assert_eq!(
+            whole_record("paced", scope("x")),
+            ["record", "terms", "note", "cool-down"].map(|name| format!("paced:{{billing}}:{name}"))
+        );
         assert_eq!(seen("paced"), "paced:{~fleet}:seen");
         assert_eq!(summary("paced", "host-1"), "paced:{~fleet}:summary:host-1");
         assert_eq!(state("paced", scope(""), &limit("rate")), "paced:{billing}:l:rate");

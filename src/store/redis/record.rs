@@ -17,7 +17,7 @@ impl RedisStore {
         change.map_or(Ok(()), |change| change.check())?;
         let keys = match change {
             Some(Change::Reset { limits }) => keys::restarted(&self.prefix, scope, limits),
-            _ => keys::record_terms_and_note(&self.prefix, scope).to_vec(),
+            _ => keys::whole_record(&self.prefix, scope).to_vec(),
         };
         let channel = keys::channel(&self.prefix);
         let call = |run| {

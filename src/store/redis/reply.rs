@@ -7,8 +7,8 @@ use redis::Value;
 use super::packed::{all, doubles};
 use crate::limit::{Charge, Limit, LimitSet, Mark, Passed, Plan, Refusal, Standing, State, Verdict};
 use crate::store::{
-    Booking, Charges, Check, Checked, LONGEST_NOTE, NextTurn, Pause, RecordState, Reserve, Reserved, Stamp,
-    Status, Tombstone, TombstoneReply, Turn,
+    Booking, Charges, Check, Checked, CoolDown, LONGEST_NOTE, NextTurn, Pause, RecordState, Reserve,
+    Reserved, Stamp, Status, Tombstone, TombstoneReply, Turn,
 };
 use crate::time::Micros;
 
@@ -39,7 +39,11 @@ pub(super) enum Answer {
 }
 
 /// The answer of `record.lua` and `restart.lua`.
-pub(super) type RecordReply = (Vec<u8>, Option<String>, Vec<u8>);
+pub(super) type RecordReply = (Vec<u8>, Option<String>, Vec<u8>, Option<CoolDownReply>);
+
+/// A cool-down in an answer: its level, the instant from which on a probe may go, the end of the holder's lease, and the
+/// holder.
+pub(super) type CoolDownReply = (i64, i64, i64, Vec<u8>);
 
 /// The answer of `tombstones.lua`: the stamp, numbers, and ids.
 pub(super) type TombstonesReply = (Vec<u8>, Vec<u8>, Vec<String>);
@@ -302,11 +306,11 @@ fn read_marks<'a>(
 ///
 /// # Errors
 /// A text that says what is wrong with the answer.
-pub(super) fn record((packed, terms, note): RecordReply) -> Result<RecordState, String> {
+pub(super) fn record((packed, terms, note, cooling): RecordReply) -> Result<RecordState, String> {
     let (Stamp { now, epoch, status }, rest) = read_stamp(&packed)?;
     if rest.is_empty() {
-        let note = note_on(&status, note);
-        Ok(RecordState { now, epoch, status, terms, note })
+        let (note, cool_down) = (note_on(&status, note), cooling.map(cool_down).transpose()?);
+        Ok(RecordState { now, epoch, status, terms, note, cool_down })
     } else {
         Err(format!("{} bytes for how things stand", packed.len()))
     }
@@ -318,6 +322,11 @@ fn note_on(status: &Status, note: Vec<u8>) -> Option<String> {
     let (version, text) = note.split_once(':')?;
     let is_of_pause = version.parse() == Ok(status.pause.version) && text.len() <= LONGEST_NOTE;
     is_of_pause.then(|| text.to_owned())
+}
+
+fn cool_down((level, at, until, holder): CoolDownReply) -> Result<CoolDown, String> {
+    let holder = (!holder.is_empty()).then(|| String::from_utf8_lossy(&holder).into_owned());
+    Ok(CoolDown { level: count(level)?, at: Micros(at), holder, until: Micros(until) })
 }
 
 /// Parses the answer about tombstones; `None` if there would be too many.

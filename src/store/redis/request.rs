@@ -9,9 +9,11 @@ use crate::store::lanes::States;
 use crate::store::turns::farthest;
 use crate::store::{Asker, Lanes, Lease, SharedHorizon, Sharing};
 use crate::time::Micros;
+pub(super) use change::encode_change;
 pub(super) use limits::encode_limits;
 use limits::{derived, encode_window, window};
 
+mod change;
 mod limits;
 
 /// The clock that a script decides by.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{Cmd, Script};
 
 use super::packed::Packed;
-use super::request::{FastScript, KnownRecord, Now, Request, encode_costs, encode_limits};
+use super::request::{FastScript, KnownRecord, Now, Request, encode_change, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
 use crate::store::fleet::PARKED_KEPT;
 use crate::store::{Cancel, Change, TombstoneCall};
@@ -125,6 +125,8 @@ const LANES: &str = concat!(
     include_str!("lua/lanes.lua"),
     include_str!("lua/finish.lua")
 );
+const RECORD: &str = concat!(include_str!("lua/cool_down.lua"), include_str!("lua/record.lua"));
+const RESTART: &str = concat!(include_str!("lua/cool_down.lua"), include_str!("lua/restart.lua"));
 
 /// The scripts that nearly every replica needs, which are loaded when a connection is opened. The others are loaded
 /// when they are first called.
@@ -136,7 +138,7 @@ pub(super) fn preloaded() -> [String; 6] {
         format!("{TURNS}{FAST}{one}"),
         format!("{TURNS}{FAST}{many}"),
         compose(1, RESERVE),
-        compose(0, include_str!("lua/record.lua")),
+        compose(0, RECORD),
     ]
 }
 
@@ -173,7 +175,7 @@ impl Scripts {
             lanes: ByKinds::new(LANES, adapt),
             cancel: ByKinds::new(include_str!("lua/cancel.lua"), adapt),
             reset: ByKinds::new(include_str!("lua/reset.lua"), adapt),
-            restart: ByKinds::new(include_str!("lua/restart.lua"), adapt),
+            restart: ByKinds::new(RESTART, adapt),
             plain: Plain {
                 record,
                 tombstones: script(compose(0, include_str!("lua/tombstones.lua"))),
@@ -339,35 +341,5 @@ impl Scripts {
         let mut call = Call::new(&self.plain.parked, keys, &numbers, 2);
         call.command.arg(word).arg(PARKED_KEPT.as_secs() * 1000);
         call
-    }
-}
-
-/// The name of a change and its text; its numbers are appended to `numbers`.
-fn encode_change<'a>(numbers: &mut Packed, change: Option<&Change<'a>>) -> (&'static str, Option<&'a str>) {
-    let micros = |span: Duration| Micros(0).plus(span).0;
-    let pause = |span: Option<Duration>| span.map_or(-1, micros);
-    let Some(change) = change else { return ("read", None) };
-    match change {
-        // A reset has a script of its own.
-        Change::Reset { .. } => ("read", None),
-        Change::Penalize(span) => {
-            numbers.put([micros(*span)]);
-            ("penalize", None)
-        }
-        Change::Pause { span, note } => {
-            numbers.put([pause(*span)]);
-            ("pause", Some(note))
-        }
-        Change::Resume => ("resume", None),
-        Change::Terms { of, text } => {
-            numbers.put_count(*of);
-            ("terms", Some(text))
-        }
-        Change::Recall(recall) => {
-            numbers.put([micros(recall.penalty), pause(recall.pause)]);
-            numbers.put_count(recall.version);
-            numbers.put_count(recall.generation);
-            ("recall", recall.terms)
-        }
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{
-    Cancel, Change, Check, Lease, Recall, Reserve, Scope, SharedHorizon, Sharing, Store, Tombstone,
-    TombstoneCall,
+    Cancel, Change, Check, CoolDownCall, Lease, Recall, Reserve, Scope, SharedHorizon, Sharing, Store,
+    Tombstone, TombstoneCall,
 };
 use paced::time::Micros;
 use paced::{RedisOptions, RedisStore, StoreError};
@@ -47,10 +47,14 @@ fn options(prefix: &str) -> RedisOptions {
 /// Makes every call that there is, on each kind of limit.
 async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     store.ping().await?;
+    let second = Duration::from_secs(1);
     let recall = Recall { version: 9, generation: 9, terms: Some("terms"), ..Recall::default() };
     store.read_record("record").await?;
     for change in [
         Change::Penalize(Duration::from_micros(1)),
+        Change::CoolDown(CoolDownCall::Refused { replica: "one", first: second, most: second }),
+        Change::CoolDown(CoolDownCall::Probe { replica: "one", ttl: second }),
+        Change::CoolDown(CoolDownCall::Over { replica: "one" }),
         Change::Pause { span: None, note: "{}" },
         Change::Pause { span: None, note: "" },
         Change::Resume,
@@ -77,7 +81,7 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     ] {
         store.tombstones("record", call).await?;
     }
-    let (rate, second) = ("1000/s".parse().unwrap(), Duration::from_secs(1));
+    let rate = "1000/s".parse().unwrap();
     let every = [
         vec![Limit::leaky_bucket("bucket", rate, 1).unwrap()],
         vec![Limit::gcra("gcra", rate, 5).unwrap(), Limit::token_bucket("tokens", rate, 5).unwrap()],

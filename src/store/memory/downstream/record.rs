@@ -1,41 +1,65 @@
-//! The record of a downstream: pauses and terms, and their changes. `lua/record.lua` has the same rules.
+//! The record of a downstream: pauses, a cool-down and terms, and their changes. `lua/record.lua` has the same rules.
 
 use std::cmp::Ordering;
 use std::time::Duration;
 
 use super::Downstream;
-use crate::store::{Change, Pause, Recall, RecordState, Status};
+use crate::store::{Change, CoolDown, CoolDownCall, Pause, Recall, RecordState, Status};
 use crate::time::Micros;
+
+/// What a record has beside its status. Redis has a key for each.
+#[derive(Debug, Default)]
+pub(super) struct Attached {
+    /// The terms of the status's generation.
+    terms: Option<String>,
+    /// The note on an operator's pause, and the version of the pause.
+    note: Option<(u64, String)>,
+    /// The cool-down as it was set; see [`CoolDown::current`].
+    cool_down: Option<CoolDown>,
+}
+
+impl Attached {
+    /// The same instants on a clock that stepped back by `back` µs.
+    pub(super) fn step_back(&mut self, back: i64) {
+        if let Some(cool_down) = &mut self.cool_down {
+            cool_down.step_back(back);
+        }
+    }
+
+    fn cool_down(&self, now: Micros) -> Option<CoolDown> {
+        self.cool_down.as_ref()?.current(now)
+    }
+}
 
 impl Downstream {
     pub(in crate::store::memory) fn record(&self, now: Micros) -> RecordState {
-        let Self { epoch, status, .. } = *self;
-        let note = self.note.as_ref().filter(|(version, _)| *version == status.pause.version);
+        let Self { epoch, status, ref attached, .. } = *self;
+        let note = attached.note.as_ref().filter(|(version, _)| *version == status.pause.version);
         let note = note.map(|(_, note)| note.clone());
-        RecordState { now, epoch, status, terms: self.terms.clone(), note }
+        let (terms, cool_down) = (attached.terms.clone(), attached.cool_down(now));
+        RecordState { now, epoch, status, terms, note, cool_down }
     }
 
     /// Makes a change, and returns whether it changed anything.
     pub(in crate::store::memory) fn update(&mut self, change: Change<'_>, now: Micros) -> bool {
-        let status = self.status;
+        let (status, mut is_cooled) = (self.status, false);
         // Not below the store's now, so that a change after a loss has a later version than any before it.
         let next = (status.pause.version + 1).max(u64::try_from(now.0).unwrap_or_default());
-        let pause = |span: Option<Duration>| span.map_or(Micros::MAX, |span| now.plus(span));
         match change {
             Change::Penalize(span) => self.status.penalty = status.penalty.max(now.plus(span)),
             Change::Pause { span, note } => {
-                self.status.pause = Pause { until: pause(span), version: next };
-                self.note = (!note.is_empty()).then(|| (next, note.to_owned()));
+                self.status.pause = Pause { until: end(span, now), version: next };
+                self.attached.note = (!note.is_empty()).then(|| (next, note.to_owned()));
             }
             Change::Resume => {
                 self.status.penalty = Micros(0);
                 self.status.pause = Pause { until: Micros(0), version: next };
-                self.note = None;
+                (self.attached.note, self.attached.cool_down) = (None, None);
             }
             Change::Terms { of, text } => {
                 if of == status.generation {
                     self.status.generation += 1;
-                    self.terms = Some(text.to_owned());
+                    self.attached.terms = Some(text.to_owned());
                 }
             }
             Change::Reset { limits } => {
@@ -47,30 +71,54 @@ impl Downstream {
                     self.write(limit, "", limit.restarted(last.max(now)));
                 }
             }
-            Change::Recall(Recall { penalty, pause: left, version, generation, terms: known }) => {
-                if !penalty.is_zero() {
-                    self.status.penalty = status.penalty.max(now.plus(penalty));
-                }
-                if version > status.pause.version {
-                    let until = if left == Some(Duration::ZERO) { Micros(0) } else { pause(left) };
-                    self.status.pause = Pause { until, version };
-                }
-                let newer = |generation: u64| match generation.cmp(&status.generation) {
-                    Ordering::Equal => self.terms.is_none(),
-                    ordering => ordering.is_gt(),
-                };
-                if let Some(known) = known.filter(|_| newer(generation)) {
-                    self.status.generation = generation;
-                    self.terms = Some(known.to_owned());
-                    self.queue.forget_turns();
-                }
-            }
+            Change::Recall(recall) => self.recall(recall, now),
+            Change::CoolDown(call) => is_cooled = self.cool_down(call, now),
         }
         let paused = |status: &Status| (status.pause.version, status.generation);
         if paused(&self.status) != paused(&status) {
             // Turns that were booked behind the pause begin too late now, or have too few slots.
             self.queue.forget_turns();
         }
-        self.status != status
+        self.status != status || is_cooled
     }
+
+    /// Applies each part of a worker's memory that is newer.
+    fn recall(&mut self, recall: Recall<'_>, now: Micros) {
+        let (Recall { penalty, pause, version, generation, terms }, status) = (recall, self.status);
+        if !penalty.is_zero() {
+            self.status.penalty = status.penalty.max(now.plus(penalty));
+        }
+        if version > status.pause.version {
+            let until = if pause == Some(Duration::ZERO) { Micros(0) } else { end(pause, now) };
+            self.status.pause = Pause { until, version };
+        }
+        let is_newer = match generation.cmp(&status.generation) {
+            Ordering::Equal => self.attached.terms.is_none(),
+            ordering => ordering.is_gt(),
+        };
+        if let Some(known) = terms.filter(|_| is_newer) {
+            self.status.generation = generation;
+            self.attached.terms = Some(known.to_owned());
+            self.queue.forget_turns();
+        }
+    }
+
+    /// Changes the cool-down, and returns whether that changed anything.
+    fn cool_down(&mut self, call: CoolDownCall<'_>, now: Micros) -> bool {
+        let before = self.attached.cool_down(now);
+        let after = call.apply(before.clone(), now);
+        if after == before {
+            return false;
+        }
+        if let (CoolDownCall::Refused { .. } | CoolDownCall::Again { .. }, Some(wait)) = (call, &after) {
+            self.status.penalty = self.status.penalty.max(wait.at);
+        }
+        self.attached.cool_down = after;
+        true
+    }
+}
+
+/// The end of an operator's pause that begins at `now`.
+fn end(span: Option<Duration>, now: Micros) -> Micros {
+    span.map_or(Micros::MAX, |span| now.plus(span))
 }

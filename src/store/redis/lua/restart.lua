@@ -1,6 +1,6 @@
 -- Starts the counts of limits again from 0, after the latest slot that each of them granted, without a burst.
 --
--- KEYS  1 record, 2.. the state of each limit, then the terms and the note on the pause
+-- KEYS  1 record, 2.. the state of each limit, then the terms, the note on the pause and the cool-down
 -- ARGV  1 doubles: the instant of a test's clock (-1: the store's clock), the last epoch that the worker saw (0:
 --         none), the run that it is connected to, how far ahead slots are granted to it and those like it, the
 --         farthest slot that it was granted, when it was answered last, how many limits, then each
@@ -37,4 +37,5 @@ return {
   stamp(now, r),
   redis.call('GET', KEYS[count + 2]),
   redis.call('GETRANGE', KEYS[count + 3], '0', LAST_OF_NOTE),
+  cool_down_answer(load_cool_down(KEYS[count + 4], r, now)),
 }

@@ -271,7 +271,12 @@ impl<'a> Pair<'a> {
                 self.tally.count(if *given { "given back" } else { "not given back" }, 1);
             }
             Answer::Invalid(_) => self.tally.count("invalid", 1),
-            Answer::Record(record) => self.tally.count("with terms", usize::from(record.terms.is_some())),
+            Answer::Record(RecordState { terms, cool_down, .. }) => {
+                self.tally.count("with terms", usize::from(terms.is_some()));
+                self.tally.count("cools down", usize::from(cool_down.is_some()));
+                let is_held = cool_down.as_ref().is_some_and(|cool_down| cool_down.holder.is_some());
+                self.tally.count("probes", usize::from(is_held));
+            }
             Answer::Nothing => {}
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use paced::Rate;
 use paced::limit::calendar::Unit;
 use paced::limit::{Calendar, Combine, Edges, Limit, LimitSet};
-use paced::store::{Change, Recall};
+use paced::store::{Change, CoolDownCall, Recall};
 use proptest::prelude::*;
 
 /// The number of operations of a timeline.
@@ -185,6 +185,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Flush),
         8 => Just(Op::Swap),
         24 => change().prop_map(Op::Record),
+        24 => cool_down().prop_map(|call| Op::Record(Some(Change::CoolDown(call)))),
     ]
     // A tree of this many kinds is large, and is moved often.
     .boxed()
@@ -209,6 +210,25 @@ fn change() -> impl Strategy<Value = Option<Change<'static>>> {
         1 => prop_oneof![Just(Duration::ZERO), Just(Duration::MAX)].prop_map(Change::Penalize),
     ];
     prop::option::weighted(0.92, change)
+}
+
+fn cool_down() -> impl Strategy<Value = CoolDownCall<'static>> {
+    let replica = || prop::sample::select(REPLICAS[..2].to_vec());
+    let waits = || {
+        // Some are too short, and no store accepts them.
+        (prop_oneof![1 => 0_u64..2000, 9 => 1000_u64..500_000], 0_u64..10_000_000)
+            .prop_map(|(first, more)| [first, first + more].map(Duration::from_micros))
+    };
+    let ttl = prop_oneof![1 => 99_990_u64..100_010, 9 => 100_000_u64..5_000_000];
+    prop_oneof![
+        4 => (replica(), waits())
+            .prop_map(|(replica, [first, most])| CoolDownCall::Refused { replica, first, most }),
+        6 => (replica(), ttl)
+            .prop_map(|(replica, ttl)| CoolDownCall::Probe { replica, ttl: Duration::from_micros(ttl) }),
+        1 => (replica(), waits())
+            .prop_map(|(replica, [first, most])| CoolDownCall::Again { replica, first, most }),
+        1 => replica().prop_map(|replica| CoolDownCall::Over { replica }),
+    ]
 }
 
 pub fn timeline(sets: impl Strategy<Value = [LimitSet; 2]>) -> impl Strategy<Value = Timeline> {
