@@ -44,6 +44,27 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// The beginning of a body as text for people, of `most` characters: what is no UTF-8 is replaced, and what [`escaped_lines`]
+/// escapes is escaped.
+#[must_use]
+pub fn excerpt(body: &[u8], most: usize) -> String {
+    // The end of a line is often written so.
+    let text = String::from_utf8_lossy(body).replace("\r\n", "\n");
+    escaped_lines(&text).chars().take(most).collect()
+}
+
+/// Names with their counts, such as `429 ×411, timeout ×3`.
+#[must_use]
+pub fn counts<'a>(names: impl IntoIterator<Item = (&'a str, u64)>) -> String {
+    let mut out = String::new();
+    for (name, count) in names {
+        let comma = if out.is_empty() { "" } else { ", " };
+        // Writing to a String cannot fail.
+        let _ = write!(out, "{comma}{name} ×{count}");
+    }
+    out
+}
+
 fn escaped_but(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
     let escapes = |c: char| is_unsafe(c) && !keep(c);
     if !text.contains(escapes) {
@@ -59,6 +80,20 @@ fn escaped_but(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_body_is_shown_without_harm() {
+        assert_eq!(excerpt(b"{\r\n  \"error\": 1\n}", 1024), "{\n  \"error\": 1\n}");
+        assert_eq!(excerpt(b"\x1b[2J\xff\x00\xe2\x80\xae\r", 1024), "\\u{1b}[2J\u{fffd}\\u{0}\\u{202e}\\r");
+        assert_eq!(excerpt("é".repeat(20).as_bytes(), 3), "ééé");
+        assert_eq!(excerpt(&[0; 1024], 1024).len(), 1024, "escapes make it no longer");
+    }
+
+    #[test]
+    fn counts_are_named() {
+        assert_eq!(counts([("429", 411), ("timeout a:1", 3)]), "429 ×411, timeout a:1 ×3");
+        assert_eq!(counts([]), "");
+    }
 
     #[test]
     fn what_steers_a_terminal_is_escaped() {

@@ -10,7 +10,7 @@ use paced::dispatch::{
     ReleaseClock, Report, RetryPolicy, Source, Stay, ThreadClock, Ticket,
 };
 use paced::job::{CostBound, Job, MaxCost, Message, ReplyRules, Rules};
-use paced::sink::{LastLook, Outcome, Receipt, Response, Sink};
+use paced::sink::{Handover, Outcome, Receipt, Response, Sink};
 use paced::store::{BoxFuture, Store};
 use paced::{Limit, LimitSet, RedisOptions, RedisStore};
 use tokio::runtime::{Builder, Runtime};
@@ -147,7 +147,6 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
             backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(1) },
             ..RetryPolicy::default()
         },
-        max_pause: Duration::from_secs(300),
         max_wait: None,
         hold_max: Duration::from_secs(60),
         on_unavailable: OnUnavailable::Hold,
@@ -236,8 +235,8 @@ impl Ticket for Place {
 struct CountingSink(Stamps);
 
 impl Sink for CountingSink {
-    fn release<'a>(&'a self, _job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
-        if !look() {
+    fn release<'a>(&'a self, _job: &'a Job, handover: Handover<'a>) -> BoxFuture<'a, Outcome> {
+        if !(handover.look)() {
             return Box::pin(std::future::ready(Outcome::Missed));
         }
         self.0.note();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Millis, Override, Pause, Penalty};
+use crate::text;
 
 /// The answer of `GET /api/v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -243,6 +244,18 @@ pub struct Failing {
     pub detail: String,
     /// The failed attempts.
     pub attempts: u64,
+    /// These by their kind, the most frequent first. A replica of an earlier version names none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kinds: Vec<KindCount>,
+}
+
+/// How many attempts failed in one way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindCount {
+    /// The kind, as in [`Failure::kind`], or `other`.
+    pub kind: String,
+    /// The number.
+    pub count: u64,
 }
 
 /// A kind of failure that was seen lately.
@@ -250,12 +263,27 @@ pub struct Failing {
 pub struct Failure {
     /// When it was seen last.
     pub at: Millis,
-    /// The kind, such as a status.
+    /// The kind: a status; without an answer, why there is none and the host and port, such as `connect api.example.com:443`.
     pub kind: String,
     /// The text of the last one.
     pub detail: String,
     /// The number.
     pub count: u64,
+    /// The beginning of the body of the last answer, where it is kept. All but line feeds that could steer a terminal is
+    /// escaped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response: Option<String>,
+}
+
+impl Failing {
+    /// The kinds with their counts as text, such as `429 ×411, timeout api.example.com:443 ×3`.
+    #[must_use]
+    pub fn kinds(&self) -> String {
+        match self.kinds.as_slice() {
+            [] => text::counts([(&*self.kind, self.attempts)]),
+            kinds => text::counts(kinds.iter().map(|known| (&*known.kind, known.count))),
+        }
+    }
 }
 
 /// The part of a downstream that one replica has.
@@ -314,8 +342,10 @@ mod tests {
         r#""binding":{"reason":"limit","limit":"l","since":8,"until":9,"text":"the limit l (5/s)"},"#,
         r#""waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6,"queued":7,"parked":-8,"dead":9,"#,
         r#""rate":0.1,"released":10,"delivered":11,"next_slot":12,"oldest":13,"through_at":14,"#,
-        r#""lateness":{"p50_us":15,"p99_us":16},"failing":{"since":17,"kind":"500","detail":"d","attempts":18},"#,
-        r#""failures":[{"at":19,"kind":"500","detail":"d","count":20}],"#,
+        r#""lateness":{"p50_us":15,"p99_us":16},"failing":{"since":17,"kind":"500","detail":"d","attempts":18,"#,
+        r#""kinds":[{"kind":"500","count":17},{"kind":"timeout api:443","count":1}]},"#,
+        r#""failures":[{"at":19,"kind":"500","detail":"d","count":20,"response":"r"},"#,
+        r#"{"at":21,"kind":"404","detail":"d","count":22}],"#,
         r#""replicas":[{"id":"a","waiting":1,"held":2,"sending":3,"rate":4.5,"reason":"limit"}],"strays":["b"]}]}"#,
     );
     const EMPTY: &str = concat!(

@@ -1,8 +1,12 @@
 //! What is known of a downstream, as lines of a title and a text, for `paced status NAME` and `paced top`.
 
-use paced::api::state::{Downstream, State};
+use paced::api::state::{Downstream, Failing, State};
 
 use super::{out, parts};
+
+/// As much of an answer as is shown: lines, and the characters of each.
+const RESPONSE_LINES: usize = 6;
+const RESPONSE_WIDTH: usize = 200;
 
 /// A title and what it is of.
 pub(super) type Fact = (&'static str, String);
@@ -28,6 +32,11 @@ pub(super) fn pace(per_second: f64) -> String {
         rate if rate < 10.0 => format!("{rate:.2}/s"),
         rate => format!("{rate:.1}/s"),
     }
+}
+
+/// Since when the API fails, and how, in short.
+pub(super) fn failing(failing: &Failing, now: i64) -> String {
+    format!("failing {}: {}", ago(failing.since, now), failing.kinds())
 }
 
 /// Whether the broker is connected, and what of it is lost.
@@ -132,14 +141,31 @@ fn instants(downstream: &Downstream) -> Vec<Fact> {
 
 fn failures(downstream: &Downstream, now: i64) -> Vec<Fact> {
     let failing = downstream.health.failing.iter().map(|failing| {
-        let (since, kind, detail) = (ago(failing.since, now), &failing.kind, &failing.detail);
-        ("fails", format!("{since}: {kind}, {} attempt(s): {detail}", failing.attempts))
+        ("fails", format!("{}: {}: {}", ago(failing.since, now), failing.kinds(), failing.detail))
     });
-    let failures = downstream.health.failures.iter().map(|failure| {
+    let mut facts: Vec<Fact> = failing.collect();
+    let mut has_response = false;
+    for failure in &downstream.health.failures {
         let (kind, count, detail) = (&failure.kind, failure.count, &failure.detail);
-        ("failure", format!("{}: {kind} ×{count}: {detail}", at(failure.at)))
-    });
-    failing.chain(failures).collect()
+        facts.push(("failure", format!("{}: {kind} ×{count}: {detail}", at(failure.at))));
+        if let Some(response) = failure.response.as_ref().filter(|_| !has_response) {
+            has_response = true;
+            facts.extend(beginning(response));
+        }
+    }
+    facts
+}
+
+/// The first lines of an answer of the API.
+fn beginning(response: &str) -> impl Iterator<Item = Fact> {
+    let lines = response.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    let titles = std::iter::once("response").chain(std::iter::repeat(""));
+    titles.zip(lines).take(RESPONSE_LINES).map(|(title, line)| {
+        let mut rest = line.char_indices();
+        let shown =
+            rest.nth(RESPONSE_WIDTH).map_or_else(|| line.to_owned(), |(end, _)| format!("{}…", &line[..end]));
+        (title, shown)
+    })
 }
 
 fn replicas(downstream: &Downstream) -> Vec<Fact> {
@@ -166,6 +192,49 @@ mod tests {
         {
             assert_eq!(pace(rate), expected);
         }
+    }
+
+    #[test]
+    fn failures_are_counted_and_the_latest_answer_is_shown() {
+        let failing = r#"{
+            "name": "a", "limits": [], "replicas": [], "overrides": [], "rate": 0, "released": 0, "delivered": 0,
+            "waiting": 0, "delayed": 0, "retrying": 0, "held": 0, "sending": 0, "settling": 0,
+            "binding": {"reason": "limit", "since": 0, "text": "the limit l"},
+            "failing": {"since": 0, "kind": "429", "detail": "too many", "attempts": 414,
+                "kinds": [{"kind": "429", "count": 411}, {"kind": "timeout api:443", "count": 3}]},
+            "failures": [
+                {"at": 9000, "kind": "timeout api:443", "detail": "no answer within 30s", "count": 3},
+                {"at": 8000, "kind": "429", "detail": "too many", "count": 411, "response": "{\n  \"a\u001b[2J\": 1\n}\n"},
+                {"at": 7000, "kind": "500", "detail": "oh", "count": 1, "response": "older"}
+            ]
+        }"#;
+        let mut downstream: Downstream = serde_json::from_str(failing).unwrap();
+        let shown = |downstream: &Downstream| {
+            failures(downstream, 120_000)
+                .into_iter()
+                .map(|(title, text)| format!("{title}|{text}"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown(&downstream),
+            [
+                "fails|for 2 min 0 s: 429 ×411, timeout api:443 ×3: too many",
+                "failure|1970-01-01 00:00:09 UTC: timeout api:443 ×3: no answer within 30s",
+                "failure|1970-01-01 00:00:08 UTC: 429 ×411: too many",
+                "response|{",
+                "|  \"a\u{1b}[2J\": 1",
+                "|}",
+                "failure|1970-01-01 00:00:07 UTC: 500 ×1: oh",
+            ]
+        );
+        assert!(of(&downstream, 0).iter().all(|(_, text)| !text.contains('\u{1b}')));
+        let failing = downstream.health.failing.as_mut().unwrap();
+        failing.kinds.clear();
+        assert_eq!(failing.kinds(), "429 ×414", "of an earlier version");
+        downstream.health.failures[1].response = Some("é".repeat(300) + &"\nx".repeat(20));
+        let lines = shown(&downstream);
+        assert_eq!(lines.iter().filter(|line| line.starts_with('|')).count(), RESPONSE_LINES - 1);
+        assert_eq!(lines[3], format!("response|{}…", "é".repeat(RESPONSE_WIDTH)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod config;
 mod confirm;
 mod dead;
 mod exit;
+mod explain_answer;
 mod facts;
 mod init;
 mod input;
@@ -128,6 +129,8 @@ enum Command {
     /// Shows and sets the rates that a running downstream goes by
     #[command(subcommand)]
     Rate(rate::Command),
+    /// Says what an answer of a downstream's API would mean, and which rule says so
+    ExplainAnswer(explain_answer::Args),
     /// Shows the configuration
     #[command(subcommand)]
     Config(config::Command),
@@ -173,6 +176,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Resume(args) => pause::resume(&global, args).await,
             Command::Reset(args) => reset::run(&global, args).await,
             Command::Rate(command) => rate::run(&global, command).await,
+            Command::ExplainAnswer(args) => explain_answer::run(&global, &args),
             Command::Config(command) => config::run(&global, &command),
             Command::Completions(args) => manual::completions(&args),
             Command::Man(args) => manual::pages(&global, &args),

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::dispatch::{
-    Dispatcher, Drained, OnLimit, OnUnavailable, Options, Precision, RefusalStatuses, RetryPolicy, max_cost,
+    Dispatcher, Drained, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, max_cost,
 };
 use paced::job::{ReplyRules, Rules};
 use paced::pipe::{self, PipeOptions, Progress, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
+use paced::sink::{AnswerPolicy, Statuses};
 use paced::{Limit, LimitSet, MemoryStore, Rate};
 use tokio_util::sync::CancellationToken;
 
@@ -236,10 +237,9 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             max_attempts: args.max_attempts,
             // People wait for the outcome, and a mistyped URL is the most likely error.
             outlast: false,
-            on_unauthorized: RefusalStatuses::NONE,
+            answers: AnswerPolicy { on_unauthorized: Statuses::NONE, ..AnswerPolicy::default() },
             ..RetryPolicy::default()
         },
-        max_pause: Duration::from_secs(300),
         max_wait: None,
         // Its lines wait nowhere else.
         hold_max: Duration::MAX,

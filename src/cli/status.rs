@@ -69,7 +69,8 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
         (Output::Human, None) => {
             out::line(head(state))?;
             out::line("")?;
-            let rows: Vec<[String; 9]> = state.downstreams.iter().map(row).collect();
+            let rows: Vec<[String; 9]> =
+                state.downstreams.iter().map(|downstream| row(downstream, state.now)).collect();
             out::table(COLUMNS, &(1..8), &rows)
         }
         (Output::Human, Some(downstream)) => out::line(details(downstream, state.now)),
@@ -96,11 +97,11 @@ fn head(state: &State) -> String {
 const COLUMNS: [&str; 9] =
     ["DOWNSTREAM", "RATE", "LIMIT", "QUEUED", "HERE", "SENDING", "PARKED", "DEAD", "WHAT BINDS"];
 
-fn row(downstream: &Downstream) -> [String; 9] {
+fn row(downstream: &Downstream, now: i64) -> [String; 9] {
     let counts = &downstream.counts;
     let known = |count: Option<String>| count.unwrap_or_else(|| "-".to_owned());
     let binds = match &downstream.health.failing {
-        Some(failing) => format!("{}; the API fails ({})", downstream.binding.text, failing.kind),
+        Some(failing) => format!("{}; {}", facts::failing(failing, now), downstream.binding.text),
         None => downstream.binding.text.clone(),
     };
     [

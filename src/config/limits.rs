@@ -315,7 +315,7 @@ fn wrong<'v, T>(reader: &mut Reader<'v>, table: &Table<'v>, keys: &[&str], probl
     None
 }
 
-fn inline(entries: Vec<Entry>) -> String {
+pub(super) fn inline(entries: Vec<Entry>) -> String {
     let pairs: Vec<String> =
         entries.into_iter().map(|entry| format!("{} = {}", entry.key, entry.value)).collect();
     format!("{{ {} }}", pairs.join(", "))

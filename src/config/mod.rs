@@ -3,6 +3,7 @@
 //! Sources are merged, the later over the earlier: defaults, files, environment variables
 //! (`PACED_A__B` is the key `a.b`), `KEY=VALUE` arguments. Tables merge, arrays are replaced.
 
+mod answers;
 mod document;
 mod error;
 mod key;

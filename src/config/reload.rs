@@ -172,7 +172,6 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
             old.clone_from(new);
         }
         downstream.retry = new.retry.clone();
-        downstream.max_pause = new.max_pause;
     }
     settings
 }

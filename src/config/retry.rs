@@ -1,17 +1,16 @@
 //! Reads `[downstreams.NAME.retry]`: which jobs are tried again, when, and how often.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use figment::value::Value;
 use serde_json::json;
 
-use super::document::quote;
+use super::answers::{self, answers};
 use super::error::{ConfigError, Kind};
 use super::key::{Key, keys};
-use super::reader::{Found, IN_QUOTES, Reader, Table, integer_of};
-use crate::dispatch::{Backoff, RefusalStatuses, RetryPolicy, StatusRetry, Statuses};
-use crate::sink::BodyMatch;
+use super::reader::{Found, Reader, Table, integer_of};
+use crate::dispatch::{Backoff, RetryPolicy, StatusRetry};
+use crate::sink::{AnswerPolicy, AnswerRule, Meaning, Statuses};
 
 /// Statuses that are no success: one, a range or a class.
 const STATUSES: &str = "^([345]xx|[345][0-9][0-9](-[345][0-9][0-9])?)$";
@@ -41,8 +40,14 @@ keys! {
     MIN_BACKOFF = "min_backoff".default("1s").reload();
     /// The longest wait before another attempt.
     MAX_BACKOFF = "max_backoff".default("5m").reload();
-    /// The longest that a Retry-After of the API may pause the downstream.
+    /// The longest that an answer of the API (Retry-After, a reset) may pause the downstream, or hold up one job.
     MAX_PAUSE = "max_pause".default("5m").reload();
+    /// The longest wait between two probes where the API throttles and does not say for how long: one job at a time
+    /// goes, after 1 s, 2 s, 4 s and so on, over all replicas, until one succeeds.
+    MAX_COOLDOWN = "max_cooldown".default("30s").within("1s", "1h").reload();
+    /// Whether a success that leaves no more requests (X-RateLimit-Remaining: 0 and the like), and names a reset, pauses
+    /// the downstream until then.
+    HEED_REMAINING = "heed_remaining".default("false").reload();
 }
 
 keys! {
@@ -50,71 +55,63 @@ keys! {
     STATUS = "status".matches(STATUSES);
     /// What differs after these answers; without a key it is as in `retry`.
     ONE_STATUS = "S".default("{}");
-    /// For an API that answers 2xx and means that it throttles: the value at a JSON pointer in the body, of which 64
-    /// KiB are read, within the time-out.
-    WHEN = "when";
-    /// Where in the body, as a JSON pointer.
-    POINTER = "pointer".required("say which value, such as pointer = \"/error/code\"")
-        .matches("^(/([^~]|~[01])*)?$").example("/error/code");
-    /// The value there that means so: a string, a number or a boolean.
-    EQUALS = "equals".required("say which value, such as equals = \"rate_limited\"").example("\"rate_limited\"");
 }
 
 const OWN_MAX_ATTEMPTS: Key<'static> = MAX_ATTEMPTS.or("`retry.max_attempts`", "20");
 const OWN_MIN_BACKOFF: Key<'static> = MIN_BACKOFF.or("`retry.min_backoff`", "10s");
 const OWN_MAX_BACKOFF: Key<'static> = MAX_BACKOFF.or("`retry.max_backoff`", "10m");
 
-/// What `[downstreams.NAME.retry]` says.
-pub(super) struct Retry {
-    pub policy: RetryPolicy,
-    pub max_pause: Duration,
-    pub throttled_when: Option<BodyMatch>,
-}
+/// How `when` of earlier versions is written now.
+const INSTEAD_OF_WHEN: &str = "write answers = [{ status = \"2xx\", body = { pointer = \"/error/code\", equals = \"rate_limited\" }, is = \"throttled\" }]";
 
-pub(super) fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Retry> {
+/// What `[downstreams.NAME.retry]` says.
+pub(super) fn retry<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<RetryPolicy> {
     let table = reader.section(downstream, &RETRY);
     let max_attempts = reader.integer(&table, &MAX_ATTEMPTS);
     let max_throttled = reader.integer(&table, &MAX_THROTTLED);
     let max_age = reader.duration(&table, &MAX_AGE);
+    let max_pause = reader.duration(&table, &MAX_PAUSE);
+    let rules = answers(reader, &table, max_pause);
     let statuses = retryable_statuses(reader, &table);
     let min_backoff = reader.duration(&table, &MIN_BACKOFF);
     let max_backoff = reader.duration(&table, &MAX_BACKOFF);
-    let max_pause = reader.duration(&table, &MAX_PAUSE);
-    let throttled_when = when(reader, &table);
+    let max_cooldown = reader.duration(&table, &MAX_COOLDOWN);
+    let heeds_remaining = reader.boolean(&table, &HEED_REMAINING);
+    reader.hint(&table, "when", INSTEAD_OF_WHEN.to_owned());
     let (min, max) = (min_backoff?, max_backoff?);
     if min > max {
         reject_backoffs(reader, &table, Backoff { min, max });
         return None;
     }
-    let (statuses, never, on_unauthorized) = statuses?;
+    let (on, never, on_unauthorized) = statuses?;
+    // The mistakes of the overrides are reported too.
+    let (is_right, rules) = (rules.is_some(), rules.unwrap_or_default());
+    let answers = AnswerPolicy { rules, never, on_unauthorized, on, heeds_remaining: heeds_remaining? };
     let policy = RetryPolicy {
         max_attempts: max_attempts?,
         max_throttled,
         max_age,
         outlast: true,
-        statuses,
-        never,
-        on_unauthorized,
+        answers,
         backoff: Backoff { min, max },
         overrides: Arc::default(),
+        max_pause: max_pause?,
+        max_cooldown: max_cooldown?,
     };
     let overrides = overrides(reader, &table, &policy)?;
-    Some(Retry { policy: RetryPolicy { overrides, ..policy }, max_pause: max_pause?, throttled_when })
+    is_right.then_some(RetryPolicy { overrides, ..policy })
 }
 
 /// Reads the answers after which a job is tried again, and those that may mean that the credentials are refused.
 fn retryable_statuses<'v>(
     reader: &mut Reader<'v>,
     table: &Table<'v>,
-) -> Option<(Statuses, Statuses, RefusalStatuses)> {
+) -> Option<(Statuses, Statuses, Statuses)> {
     let (on, never) = (statuses(reader, table, &ON), statuses(reader, table, &NEVER));
     let unauthorized = on_unauthorized(reader, table)?;
     let (on, never) = (on?, never?);
     for (key, given) in [(ON, on), (NEVER, never)] {
-        let both = |status: &u16| unauthorized.contains(*status);
-        let Some(status) = given.and_then(|given| (300..600).find(|s| given.contains(*s) && both(s))) else {
-            continue;
-        };
+        let Some(status) = given.and_then(|given| given.common(&unauthorized)) else { continue };
         if let Some(found) = reader.given(table, key.name) {
             let problem =
                 format!("{status} is in on_unauthorized too; take it out, or set on_unauthorized without it");
@@ -132,33 +129,14 @@ fn retryable_statuses<'v>(
 fn statuses<'v>(reader: &mut Reader<'v>, table: &Table<'v>, key: &Key) -> Option<Option<Statuses>> {
     let number = json!({ "type": "integer", "minimum": 300, "maximum": 599 });
     let item = || json!({ "anyOf": [number, { "type": "string", "pattern": STATUSES }] });
-    let convert = |reader: &mut Reader<'v>, item: &Found<'v>| {
-        let (text, shown) = match item.value {
-            Value::Num(_, number) => {
-                let text = integer_of(number).map(|number| number.to_string()).unwrap_or_default();
-                (text.clone(), text)
-            }
-            _ => reader.text(item, IN_QUOTES).map(|text| (text.clone(), quote(&text)))?,
-        };
-        let statuses = failures(&text).map_err(|problem| reader.wrong(item, problem)).ok()?;
-        Some((shown, statuses))
-    };
+    let convert = |reader: &mut Reader<'v>, item: &Found<'v>| answers::status(reader, item, 300);
     let given = reader.list(table, key, "an array of statuses", item, convert)?;
     Some(given.map(|all| all.into_iter().fold(Statuses::NONE, |all, one| all.and(one))))
 }
 
-/// Parses statuses that are no success.
-fn failures(text: &str) -> Result<Statuses, String> {
-    let statuses: Statuses = text.parse()?;
-    match statuses.common(&Statuses::NONE.with(100, 299)) {
-        Some(status) => Err(format!("{status} is no failure; use statuses from 300 to 599")),
-        None => Ok(statuses),
-    }
-}
-
 /// Reads the statuses that may mean that the credentials are refused.
-fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<RefusalStatuses> {
-    let known = RefusalStatuses::KNOWN;
+fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Statuses> {
+    let known: [u16; 3] = [401, 403, 407];
     let item = || json!({ "type": "integer", "minimum": 401, "maximum": 407, "enum": known });
     let convert = |reader: &mut Reader<'v>, item: &Found<'v>| {
         let given = if let Value::Num(_, number) = item.value { integer_of(number) } else { None };
@@ -173,10 +151,9 @@ fn on_unauthorized<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Ref
         }
         status.map(|status| (status.to_string(), status))
     };
-    match reader.list(table, &ON_UNAUTHORIZED, "an array of integers", item, convert)? {
-        Some(statuses) => RefusalStatuses::new(&statuses),
-        None => Some(RefusalStatuses::default()),
-    }
+    let given = reader.list(table, &ON_UNAUTHORIZED, "an array of integers", item, convert)?;
+    let all = given.unwrap_or_else(|| vec![401]);
+    Some(all.into_iter().fold(Statuses::NONE, |all, status| all.with(status, status)))
 }
 
 /// Reads `[retry.status.503]` and the like: what differs from the policy after such an answer.
@@ -188,7 +165,7 @@ fn overrides<'v>(
     let table = reader.names(retry, &STATUS, &[]);
     let (mut all, mut is_right): (Vec<StatusRetry>, bool) = (Vec::new(), true);
     for key in table.keys() {
-        let statuses = match failures(&key) {
+        let statuses = match answers::from(&key, 300) {
             Ok(statuses) => statuses,
             Err(problem) => {
                 reader.wrong_key(&table, &key, &problem);
@@ -222,45 +199,20 @@ fn overrides<'v>(
 
 /// The reason why an override would have no effect, if there is one.
 fn ineffective_reason(statuses: &Statuses, policy: &RetryPolicy, has_attempts: bool) -> Option<String> {
-    // These may throttle, whatever is in `on`.
-    let throttling = Statuses::NONE.with(403, 403).with(429, 429).with(503, 503).without(policy.never);
-    let retryable = policy.statuses.and(throttling);
-    if let Some(status) = (300..600).find(|s| statuses.contains(*s) && !retryable.contains(*s)) {
+    // These may throttle, also where `on` has them not.
+    let throttling =
+        Statuses::NONE.with(403, 403).with(429, 429).with(503, 503).without(policy.answers.never);
+    let again = |rule: &&AnswerRule| matches!(rule.is, Meaning::Throttled | Meaning::Retry);
+    let all = Statuses::NONE.with(200, 599);
+    let by_rules = policy.answers.rules.iter().filter(again).map(|rule| rule.statuses.unwrap_or(all));
+    let retryable = by_rules.fold(policy.answers.on.and(throttling), Statuses::and);
+    if let Some(status) = statuses.without(retryable).common(&all) {
         return Some(format!("a job that is answered {status} is not tried again; add it to `retry.on`"));
     }
-    let throttles = has_attempts && statuses.contains(429);
+    let is_retry =
+        |rule: &AnswerRule| rule.is == Meaning::Retry && rule.statuses.is_none_or(|all| all.contains(429));
+    let throttles = has_attempts && statuses.contains(429) && !policy.answers.rules.iter().any(is_retry);
     throttles.then(|| "429 throttles, which max_attempts does not count; use retry.max_throttled".to_owned())
-}
-
-/// Reads `when`: the answer of an API that throttles in the body of a success.
-fn when<'v>(reader: &mut Reader<'v>, retry: &Table<'v>) -> Option<BodyMatch> {
-    let table = reader.section(retry, &WHEN);
-    let pointer = reader.parsed(&table, &POINTER, |text| {
-        if BodyMatch::is_pointer(text) {
-            return Ok(text.to_owned());
-        }
-        Err("no JSON pointer; write one such as \"/error/code\"")
-    });
-    reader.declare(&table, &EQUALS, || json!({ "type": ["string", "number", "boolean"] }));
-    let Some(found) = reader.find(&table, EQUALS.name) else {
-        reader.absent(&table, &EQUALS);
-        return None;
-    };
-    let equals = match found.value {
-        Value::String(_, text) => Some(serde_json::Value::from(text.as_str())),
-        Value::Char(_, c) => Some(serde_json::Value::from(c.to_string())),
-        Value::Bool(_, truth) => Some(serde_json::Value::from(*truth)),
-        Value::Num(_, number) => integer_of(number)
-            .and_then(|number| i64::try_from(number).ok())
-            .map(serde_json::Value::from)
-            .or_else(|| number.to_f64().filter(|number| number.is_finite()).map(serde_json::Value::from)),
-        _ => None,
-    };
-    match &equals {
-        Some(equals) => reader.note(&table, &EQUALS, equals.to_string(), Some(&found)),
-        None => reader.wrong_type(&found, "a string, a number or a boolean", "equals = \"rate_limited\""),
-    }
-    Some(BodyMatch::new(&pointer?, equals?))
 }
 
 /// Points at the backoff that was given, or at the shortest if both were.

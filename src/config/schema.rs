@@ -26,6 +26,8 @@ limits = LIMITS
 [downstreams.billing.http]
 headers.x-client = 'paced'
 oauth2.params.audience = 'x'
+[downstreams.billing.retry]
+answers = [{}]
 [downstreams.billing.retry.status.503]
 ";
 

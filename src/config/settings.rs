@@ -7,7 +7,6 @@ use super::secret::Secret;
 use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
 use crate::job::{MaxCost, PlanRules};
 use crate::limit::LimitSet;
-use crate::sink::BodyMatch;
 use crate::tls::{ServerTlsOptions as AdminTls, TlsOptions};
 
 /// All of `paced.toml`, checked.
@@ -135,10 +134,6 @@ pub struct Downstream {
     pub http: Http,
     /// `[downstreams.NAME.retry]`
     pub retry: RetryPolicy,
-    /// `[downstreams.NAME.retry]`: the longest that a `Retry-After` may pause.
-    pub max_pause: Duration,
-    /// `[downstreams.NAME.retry]`: the body of a success by which the downstream throttles.
-    pub throttled_when: Option<BodyMatch>,
     /// `[downstreams.NAME.lanes]`
     pub lanes: Lanes,
     /// `[downstreams.NAME.tls]`
@@ -312,8 +307,6 @@ mod tests {
                     headers: Vec::new(),
                 },
                 retry: RetryPolicy::default(),
-                max_pause: Duration::ZERO,
-                throttled_when: None,
                 lanes: Lanes { default_plan: None },
                 tls: None,
             };

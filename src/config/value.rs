@@ -207,6 +207,15 @@ pub(super) fn allowed_header(text: &str) -> Result<String, String> {
     Ok(name)
 }
 
+/// The name of any header, in lower case.
+pub(super) fn any_header_name(text: &str) -> Result<String, String> {
+    let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    if text.is_empty() || !text.chars().all(token) {
+        return Err("no name of a header; use letters, digits and `-`, such as x-request-id".to_owned());
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
 /// The name of a request header that configuration may set, in lower case.
 pub(super) fn header_name(text: &str) -> Result<String, String> {
     const OURS: [&str; 8] = [
@@ -219,11 +228,7 @@ pub(super) fn header_name(text: &str) -> Result<String, String> {
         "trailer",
         "upgrade",
     ];
-    let token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
-    if text.is_empty() || !text.chars().all(token) {
-        return Err("no name of a header; use letters, digits and `-`, such as x-request-id".to_owned());
-    }
-    let name = text.to_ascii_lowercase();
+    let name = any_header_name(text)?;
     if OURS.contains(&name.as_str()) || name.starts_with("proxy-") {
         return Err(format!("{name} belongs to the connection, not to a request; remove it"));
     }

@@ -47,9 +47,18 @@ impl Arrivals {
                 self.latest
             }
         };
+        (first_seen, self.position(first_seen))
+    }
+
+    /// Returns the position behind all jobs that arrive until that long from now, also where the clock was set back.
+    pub(super) fn position_at(&mut self, now: Micros, span: Duration) -> u64 {
+        self.position(now.max(self.latest).plus(span))
+    }
+
+    fn position(&mut self, first_seen: Micros) -> u64 {
         self.count += 1;
         let since = u64::try_from(first_seen.0).unwrap_or(0);
-        (first_seen, (since << COUNTER_BITS) | (self.count & ((1 << COUNTER_BITS) - 1)))
+        (since << COUNTER_BITS) | (self.count & ((1 << COUNTER_BITS) - 1))
     }
 
     /// Returns the instant of a time that lies ahead of `now`, which is known on both clocks.

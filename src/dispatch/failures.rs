@@ -10,12 +10,15 @@
 //! | failing | a minute has passed since the last line, and its begin was not told | failing | begins |
 //! | failing | the 3rd success in a row, or no more attempts for 5 s after a success | answering | is over, if its begin was told |
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::sink::Outcome;
+use crate::sink::{Outcome, Response, excerpt_len};
+use crate::text;
 
 /// The number of failures in a row from which on a downstream counts as failing, and of successes that end that.
 const IN_A_ROW: u32 = 3;
@@ -29,6 +32,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// How many different failures are remembered.
 const MAX_KINDS: usize = 5;
 
+/// What the failures of an outage are counted as whose kinds are beyond these.
+const OTHER: &str = "other";
+
 /// The longest text of a failure that is kept, in bytes.
 const MAX_DETAIL: usize = 300;
 
@@ -39,29 +45,35 @@ pub(super) enum Ending {
     #[default]
     Other,
     Delivered,
-    /// The downstream failed, or could not be reached.
+    /// The downstream failed, could not be reached, or asked its callers to slow down.
     Failed(Box<Attempt>),
-    /// The downstream asked its callers to slow down, or refused the job: it works, and people may want to know.
+    /// The downstream refused the job: it works, and people may want to know.
     Refused(Box<Attempt>),
 }
 
 /// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attempt {
-    /// The status as text, or one of [`crate::sink::RETRY_REASONS`].
+    /// As in [`Failure::kind`].
     pub(super) kind: String,
     /// The error, for people.
     pub(super) detail: String,
+    /// As in [`Failure::response`].
+    pub(super) response: Option<Bytes>,
 }
 
 /// A kind of failure that was seen lately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The status as text, or one of [`crate::sink::RETRY_REASONS`].
+    /// The status as text; without an answer, one of [`crate::sink::RETRY_REASONS`] and the `HOST:PORT` that the attempt went
+    /// to, such as `connect api.example.com:443`.
     pub kind: String,
     /// The error of the last one, for people.
     pub detail: String,
+    /// The beginning of the body of the last answer, [`MAX_EXCERPT`](crate::sink::MAX_EXCERPT) bytes at most, if it is kept.
+    /// It is foreign text, or no text at all.
+    pub response: Option<Bytes>,
     /// When the last one was seen.
     pub at: Instant,
     /// How many were seen since this kind was first remembered.
@@ -80,6 +92,18 @@ pub struct Outage {
     pub detail: String,
     /// The attempts that failed.
     pub attempts: u64,
+    /// These by their kind, the most frequent first: the first kinds by name, and the rest together as `other`.
+    pub kinds: Vec<KindCount>,
+}
+
+/// How many attempts of an outage failed in one way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KindCount {
+    /// As in [`Failure::kind`].
+    pub kind: String,
+    /// The attempts.
+    pub count: u64,
 }
 
 /// A line for the log.
@@ -94,8 +118,8 @@ pub(super) enum Line {
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     outage: Option<Outage>,
-    /// The failures in a row before it counts as failing, and when the first of them ended.
-    failed: Option<(u32, Instant)>,
+    /// The failures in a row before it counts as failing.
+    suspected: Option<Outage>,
     /// The successes in a row while it counts as failing, and when the last of them ended.
     succeeded: Option<(u32, Instant)>,
     /// When a line was written last of an outage that was told of; and whether the present one was.
@@ -108,25 +132,67 @@ pub(super) struct Failures {
 }
 
 impl Ending {
-    /// How this outcome of an attempt counts.
-    pub(super) fn of(outcome: &Outcome) -> Self {
-        let attempt =
-            |kind: &str, detail: &str| Box::new(Attempt { kind: kind.to_owned(), detail: shortened(detail) });
-        let of_status = |status: u16, detail: &str| {
-            let attempt = attempt(&status.to_string(), detail);
-            if status >= 500 { Self::Failed(attempt) } else { Self::Refused(attempt) }
+    /// How this outcome of an attempt counts, which went to the host `peer`, a `HOST:PORT`.
+    pub(super) fn of(outcome: &Outcome, peer: Option<&str>) -> Self {
+        let unanswered = |reason: &str, detail: &str| {
+            let kind = peer.map_or_else(|| reason.to_owned(), |peer| format!("{reason} {peer}"));
+            Self::Failed(Box::new(Attempt {
+                kind: shortened(&kind),
+                detail: shortened(detail),
+                response: None,
+            }))
         };
         match outcome {
             Outcome::Delivered(_) => Self::Delivered,
             Outcome::Missed | Outcome::Dead { status: None, .. } => Self::Other,
-            Outcome::Unreachable { detail } => Self::Failed(attempt("connect", detail)),
-            Outcome::Unreadable { detail } => Self::Failed(attempt("answer", detail)),
-            Outcome::Throttled { detail, status, .. } => Self::Refused(attempt(&status.to_string(), detail)),
-            Outcome::Retry { status: Some(status), detail, .. }
-            | Outcome::Outdated { status, detail, .. }
-            | Outcome::Dead { status: Some(status), detail, .. } => of_status(*status, detail),
-            Outcome::Retry { reason, detail, .. } => Self::Failed(attempt(reason, detail)),
+            Outcome::Unreachable { detail } => unanswered("connect", detail),
+            Outcome::Unreadable { detail } => unanswered("answer", detail),
+            Outcome::Throttled { detail, status, response, .. } => {
+                Self::Failed(Attempt::answered(*status, detail, response.as_ref()))
+            }
+            Outcome::Retry { status: Some(status), detail, response, .. }
+            | Outcome::Outdated { status, detail, response, .. }
+            | Outcome::Unauthorized { status, detail, response }
+            | Outcome::Dead { status: Some(status), detail, response, .. } => {
+                let attempt = Attempt::answered(*status, detail, response.as_ref());
+                if *status >= 500 { Self::Failed(attempt) } else { Self::Refused(attempt) }
+            }
+            Outcome::Retry { reason, detail, .. } => unanswered(reason, detail),
         }
+    }
+}
+
+impl Attempt {
+    fn answered(status: u16, detail: &str, response: Option<&Response>) -> Box<Self> {
+        let excerpt = response.map(|response| response.excerpt.slice(..excerpt_len(&response.excerpt)));
+        Box::new(Self {
+            kind: status.to_string(),
+            detail: shortened(detail),
+            response: excerpt.filter(|excerpt| !excerpt.is_empty()),
+        })
+    }
+}
+
+impl Outage {
+    fn new(since: Instant) -> Self {
+        Self { since, kind: String::new(), detail: String::new(), attempts: 0, kinds: Vec::new() }
+    }
+
+    fn add(&mut self, Attempt { kind, detail, .. }: Attempt) {
+        self.attempts += 1;
+        let is_known = self.kinds.iter().any(|known| known.kind == kind);
+        let counted = if is_known || self.kinds.len() < MAX_KINDS { &kind } else { OTHER };
+        match self.kinds.iter_mut().find(|known| known.kind == counted) {
+            Some(known) => known.count += 1,
+            None => self.kinds.push(KindCount { kind: counted.to_owned(), count: 1 }),
+        }
+        self.kinds.sort_by_key(|known| Reverse(known.count));
+        (self.kind, self.detail) = (kind, detail);
+    }
+
+    /// The kinds and their counts as text, such as `429 ×411, timeout api.example.com:443 ×3`.
+    pub(super) fn kinds(&self) -> String {
+        text::counts(self.kinds.iter().map(|known| (&*known.kind, known.count)))
     }
 }
 
@@ -203,7 +269,7 @@ impl Failures {
     }
 
     fn answered(&mut self, now: Instant) -> Option<Line> {
-        self.failed = None;
+        self.suspected = None;
         self.outage.as_ref()?;
         let row = self.succeeded.map_or(0, |(row, _)| row) + 1;
         self.succeeded = Some((row, now));
@@ -216,20 +282,18 @@ impl Failures {
         outage.filter(|_| std::mem::take(&mut self.is_told)).map(Line::IsOver)
     }
 
-    fn failed(&mut self, Attempt { kind, detail }: Attempt, now: Instant) -> Option<Line> {
+    fn failed(&mut self, attempt: Attempt, now: Instant) -> Option<Line> {
         self.succeeded = None;
         if let Some(outage) = &mut self.outage {
-            outage.attempts += 1;
-            (outage.kind, outage.detail) = (kind, detail);
+            outage.add(attempt);
             return None;
         }
-        let (row, since) = self.failed.map_or((1, now), |(row, since)| (row + 1, since));
-        self.failed = Some((row, since));
-        if row < IN_A_ROW {
+        let mut outage = self.suspected.take().unwrap_or_else(|| Outage::new(now));
+        outage.add(attempt);
+        if outage.attempts < IN_A_ROW.into() {
+            self.suspected = Some(outage);
             return None;
         }
-        self.failed = None;
-        let outage = Outage { since, kind, detail, attempts: row.into() };
         self.outage = Some(outage.clone());
         // A downstream that fails and answers by turns is told of once a minute.
         self.is_told = self.told_at.is_none_or(|at| at + INTERVAL <= now);
@@ -240,10 +304,10 @@ impl Failures {
         Some(Line::Begins(outage))
     }
 
-    fn remember(&mut self, Attempt { kind, detail }: Attempt, now: Instant) {
+    fn remember(&mut self, Attempt { kind, detail, response }: Attempt, now: Instant) {
         let known = self.recent.iter().position(|failure| failure.kind == kind);
         let count = known.and_then(|place| self.recent.remove(place)).map_or(0, |failure| failure.count);
-        self.recent.push_front(Failure { kind, detail, at: now, count: count + 1 });
+        self.recent.push_front(Failure { kind, detail, response, at: now, count: count + 1 });
         self.recent.truncate(MAX_KINDS);
     }
 }

@@ -44,6 +44,11 @@ impl Intake {
         Self { rules, max_wait, arrivals: Arrivals::default(), has_warned_of_lanes: false }
     }
 
+    /// The position behind all jobs that arrive until that long from now.
+    pub(super) fn position_behind(&mut self, span: Duration) -> u64 {
+        self.arrivals.position_at(wall_now(), span)
+    }
+
     /// Takes in a message. A job that has been tried is not tried again from the age `max_age` on.
     pub(super) fn take(&mut self, delivery: Delivery, max_age: Option<Duration>) -> Taken {
         let Self { rules, max_wait, arrivals, .. } = self;
@@ -65,7 +70,11 @@ impl Intake {
         let not_before = job.times.not_before.max(until).filter(|start| *start > now);
         let since = Instant::now();
         let lane = LaneId::of_plan(job.plan);
-        let (first_seen, seq) = arrivals.next(stay.as_ref(), now);
+        let (first_seen, mut seq) = arrivals.next(stay.as_ref(), now);
+        if stay.as_ref().is_some_and(|stay| stay.throttled > 0) {
+            // It does not stand before others again.
+            seq = arrivals.position_at(now, Duration::ZERO);
+        }
         let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since, end: None };
         // A time to come says nothing about the age of a job.
         let made_at = job.times.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
@@ -92,7 +101,10 @@ fn attempts(stay: &Stay) -> Attempts {
     let Stay { attempts: sent, throttled, refused, unreadable, .. } = *stay;
     // A header may say anything, and more attempts can hardly have failed than were made.
     let throttled = throttled.min(sent);
-    Attempts { sent, throttled, refused: refused.min(sent - throttled), unreadable, ..Attempts::default() }
+    let refused = refused.min(sent - throttled);
+    // Others that succeed from now on show that the next time is about this job.
+    let throttled_at = (throttled > 0).then(Instant::now);
+    Attempts { sent, throttled, throttled_at, refused, unreadable, ..Attempts::default() }
 }
 
 /// What is wrong with a `paced-not-before` that lies too far in the future, if it does.

@@ -174,6 +174,7 @@ impl Meters {
             Outcome::Retry { .. }
             | Outcome::Throttled { .. }
             | Outcome::Unreachable { .. }
+            | Outcome::Unauthorized { .. }
             | Outcome::Outdated { .. }
             | Outcome::Unreadable { .. } => &self.durations.retried,
             Outcome::Dead { .. } => &self.durations.dead,

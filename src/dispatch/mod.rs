@@ -48,9 +48,9 @@ pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadCloc
 pub use crate::pace::{OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
 pub use cost::max_cost;
-pub use failures::{Failure, Outage};
+pub use failures::{Failure, KindCount, Outage};
 pub use job_log::TARGET as JOB_LOG;
-pub use retry::{Backoff, RefusalStatuses, RetryPolicy, StatusRetry, Statuses};
+pub use retry::{Backoff, RetryPolicy, StatusRetry};
 pub use source::{DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket};
 pub use totals::{LATENESS_BOUNDS, Totals};
 pub use view::{Binding, Counts, Snapshot, TermsInForce, View};
@@ -73,8 +73,6 @@ pub struct Options {
     pub concurrency: usize,
     /// When a failed job is tried again.
     pub retry: RetryPolicy,
-    /// The longest that a `Retry-After` may pause the downstream, or one of its jobs.
-    pub max_pause: Duration,
     /// The age at which a job that has not been tried is dead-lettered instead of released: since it was made, by its
     /// `timestamp`, or else first taken in, but not before its `paced-not-before`. `None` stands for no bound.
     pub max_wait: Option<Duration>,

@@ -67,6 +67,9 @@ struct Flights {
     linger: Duration,
 }
 
+/// How long after the next probe of a cool-down a job may go that was throttled, so that another one is the probe.
+const BEHIND: Duration = Duration::from_millis(100);
+
 /// The inputs of the worker.
 struct Inputs {
     stop: CancellationToken,
@@ -127,12 +130,12 @@ impl Worker {
             downstream: options.downstream.clone(),
             sink,
             retry: options.retry,
-            max_pause: options.max_pause,
             preflight,
             meters: Meters::new(&options.downstream, engine.meters(), Arc::clone(board.totals())),
             letters: flight::letter_log(&options.downstream),
             sending: Arc::default(),
             is_failing: Arc::default(),
+            successes: Arc::default(),
         };
         let mut worker = Self {
             engine,
@@ -146,6 +149,7 @@ impl Worker {
             reporting: Reporting::new(board),
         };
         worker.bound_costs();
+        worker.engine.follow_cool_downs(worker.context.retry.max_cooldown);
         (worker, events)
     }
 
@@ -344,9 +348,16 @@ impl Worker {
                 if entry.attempts.unreachable == 0 {
                     // The downstream answered without refusing the credentials, or refused some that have been replaced
                     // since: either way an earlier refusal is obsolete.
-                    (entry.attempts.suspicion, entry.attempts.refused_since) = (None, None);
+                    (entry.attempts.refusals.suspicion, entry.attempts.refusals.since) = (None, None);
                 }
                 self.wait(due, ParkReason::Retry, entry);
+            }
+            // It goes behind the jobs that wait, so that one that is always throttled holds up no other.
+            Event::Throttled(due, mut entry) => {
+                let due = self.engine.probe_at().map_or(due, |at| due.max(at + BEHIND));
+                let wait = due.saturating_duration_since(Instant::now());
+                entry.request.seq = self.intake.position_behind(wait);
+                self.note(Event::Retry(due, entry));
             }
             Event::Parked => self.parking.in_progress -= 1,
             Event::Unparked(due, entry) => {
@@ -359,9 +370,11 @@ impl Worker {
             }
             Event::Unused { lane, cost, slot } => self.engine.give_back_unused((lane, cost, slot)),
             Event::Pause(end) => self.engine.penalize(end),
+            Event::CoolDown(sent) => self.engine.cool_down(sent),
             Event::Refused(refused) => self.refused(*refused),
             Event::Ended(end) => {
                 self.engine.on_sent(end.took);
+                self.engine.attempt_ended(end.since, end.as_probe());
                 self.on_attempt(end.ending);
                 self.judge(end.since, end.contact);
             }

@@ -25,6 +25,8 @@ pub(crate) enum Abandoned {
     Unreachable,
     /// The downstream refuses the credentials.
     Unauthorized,
+    /// The downstream throttles, and names no time.
+    CoolingDown,
     /// Its job's deadline passed before it.
     Expired,
     /// The process stops before it.
@@ -35,7 +37,7 @@ pub(crate) enum Abandoned {
 
 impl Abandoned {
     /// Every reason, in the order of declaration.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Late,
         Self::Stale,
         Self::Stepped,
@@ -43,6 +45,7 @@ impl Abandoned {
         Self::StoreBack,
         Self::Unreachable,
         Self::Unauthorized,
+        Self::CoolingDown,
         Self::Expired,
         Self::Stopped,
         Self::Cancelled,
@@ -58,6 +61,7 @@ impl Abandoned {
             Self::StoreBack => "store-back",
             Self::Unreachable => "unreachable",
             Self::Unauthorized => "unauthorized",
+            Self::CoolingDown => "cooling-down",
             Self::Expired => "expired",
             Self::Stopped => "stopped",
             Self::Cancelled => "cancelled",

@@ -27,7 +27,7 @@ pub(crate) use release::Unused;
 pub(crate) use schedule::TurnTaking;
 pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, slots_within};
 pub use settings::{OnLimit, OnUnavailable, window};
-pub(crate) use terms::{CancelledIds, Paused};
+pub(crate) use terms::{CancelledIds, Paused, ProbeEnd};
 #[cfg(test)]
 pub(crate) use tests::Caller;
 pub(crate) use waiter::{End, LaneId, SlotRequest, Waiter};

@@ -1,6 +1,7 @@
 //! Sinks, to which jobs are released. A sink's outcome is data: nothing here acks or retries.
 
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,27 +9,22 @@ use futures_util::future::BoxFuture;
 
 use crate::job::{Job, Reason};
 
-mod body;
+mod answers;
 #[cfg(feature = "http")]
 pub mod http;
+mod statuses;
 
-pub use body::BodyMatch;
+pub use answers::{AnswerPolicy, AnswerRule, BodyMatch, HeaderMatch, Meaning, RuleWait, is_pointer};
+pub use statuses::Statuses;
 
 /// Sends released jobs to their downstream.
 pub trait Sink: Send + Sync + fmt::Debug + 'static {
-    /// Sends the job once, within the sink's own time-out, if `look` allows it directly before the hand-over: waiting
-    /// for a connection may have cost the job its slot. Where the credentials were refused, it may take as long again, and
+    /// Sends the job once, within the sink's own time-out, if the last look allows it directly before the hand-over:
+    /// waiting for a connection may have cost the job its slot. Where the credentials were refused, it may take as long again, and
     /// 5 s, until it is known whether there are others.
     ///
     /// Not cancel safe: a dropped future may or may not have reached the downstream.
-    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome>;
-
-    /// [`Sink::release`] of a job that has no slot to miss.
-    ///
-    /// Not cancel safe, like [`Sink::release`].
-    fn send<'a>(&'a self, job: &'a Job) -> BoxFuture<'a, Outcome> {
-        self.release(job, &|| true)
-    }
+    fn release<'a>(&'a self, job: &'a Job, handover: Handover<'a>) -> BoxFuture<'a, Outcome>;
 
     /// Announces what will be sent soon: the sink prepares connections beyond those in use, so that no send needs to wait
     /// for one. Returns at once; costs next to nothing when they are ready.
@@ -72,6 +68,37 @@ pub struct Soon {
 pub const RETRY_REASONS: [&str; 7] =
     ["status", "timeout", "connect", "connection", "throttled", "unauthorized", "answer"];
 
+/// How a job is to be handed over.
+#[derive(Clone, Copy)]
+pub struct Handover<'a> {
+    /// The last look before it is sent.
+    pub look: LastLook<'a>,
+    /// What the answers mean.
+    pub answers: &'a AnswerPolicy,
+    /// Whether an earlier attempt at the job, by this replica, ended without an answer.
+    pub repeats_unanswered: bool,
+    /// Where the sink notes which host it connects to.
+    pub peer: &'a Peer,
+}
+
+/// The host that an attempt went to, as `HOST:PORT`: failures without an answer are counted by it. It has no user information,
+/// path or query.
+#[derive(Debug, Default)]
+pub struct Peer(OnceLock<Arc<str>>);
+
+impl Peer {
+    /// Notes the host. The first one of an attempt counts.
+    pub fn set(&self, address: &Arc<str>) {
+        let _ = self.0.set(Arc::clone(address));
+    }
+
+    /// The host, if the sink has noted one.
+    #[must_use]
+    pub fn address(&self) -> Option<&str> {
+        self.0.get().map(|address| &**address)
+    }
+}
+
 /// Called when a job is about to be handed over: returns false if its slot is missed. It may be called again when the
 /// first hand-over failed.
 pub type LastLook<'a> = &'a (dyn Fn() -> bool + Send + Sync);
@@ -90,15 +117,17 @@ pub enum Outcome {
         /// The error, for people.
         detail: String,
     },
-    /// The downstream asks all its callers to slow down: 429; 403 and 503 with `Retry-After`; 403 where no requests are left;
-    /// or a success whose body means that. This says nothing about the job, which may be tried again, at a new slot.
+    /// The downstream asks all its callers to slow down. This says nothing about the job, which may be tried again, at a new
+    /// slot.
     Throttled {
         /// The error, for people.
         detail: String,
         /// The status.
         status: u16,
-        /// How long nothing is to be released to the downstream (`Retry-After`), if it said so.
+        /// How long nothing is to be released to the downstream, if it said so.
         after: Option<Duration>,
+        /// Whether the job must not be tried again all the same.
+        is_final: bool,
         /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
     },
@@ -117,6 +146,17 @@ pub enum Outcome {
         status: u16,
         /// Whether other credentials are in use now. Otherwise they were to be replaced, and could not be.
         replaced: bool,
+        /// What the answer means if it is about the job.
+        is: Meaning,
+        /// The response, for `reply_to` and the dead letter, when no attempt is left.
+        response: Option<Response>,
+    },
+    /// The downstream may refuse this replica's credentials, whatever the job.
+    Unauthorized {
+        /// The error, for people.
+        detail: String,
+        /// The status.
+        status: u16,
         /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
     },
@@ -151,12 +191,14 @@ pub enum Outcome {
 pub struct Receipt {
     /// The answer of the downstream.
     pub response: Response,
+    /// How long nothing more is to be released to it, if the answer says that no requests are left, and that is heeded.
+    pub rest: Option<Duration>,
 }
 
 impl Receipt {
     /// A receipt, which only sinks create, on delivery.
     pub const fn new(response: Response) -> Self {
-        Self { response }
+        Self { response, rest: None }
     }
 }
 

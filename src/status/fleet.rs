@@ -1,12 +1,15 @@
 //! Merges what all replicas say of a downstream. It has no I/O.
 
+use std::cmp::Reverse;
+
 use paced::api::Millis;
-use paced::api::state::{Binding, Counts, Downstream, Failing, Failure, Health, Share};
+use paced::api::state::{Binding, Counts, Downstream, Failing, Failure, Health, KindCount, Share};
 
 use super::summary::{Own, Summary};
 
-/// How many kinds of failures are shown.
+/// How many kinds of failures are shown, and how many of those of one outage.
 const MAX_FAILURES: usize = 5;
+const MAX_KINDS: usize = 6;
 
 /// The longest time between two summaries that is counted with, and the most releases in it.
 const MAX_SPAN: Millis = 86_400_000;
@@ -121,8 +124,18 @@ fn failing(all: &[(&Summary, &Own)]) -> Option<Failing> {
     for other in failing {
         first.attempts = first.attempts.saturating_add(other.attempts);
         first.since = first.since.min(other.since);
+        other.kinds.iter().for_each(|more| add_kind(&mut first.kinds, more));
     }
+    first.kinds.sort_by_key(|known| Reverse(known.count));
+    first.kinds.truncate(MAX_KINDS);
     Some(first)
+}
+
+fn add_kind(kinds: &mut Vec<KindCount>, more: &KindCount) {
+    match kinds.iter_mut().find(|known| known.kind == more.kind) {
+        Some(known) => known.count = known.count.saturating_add(more.count),
+        None => kinds.push(more.clone()),
+    }
 }
 
 /// The last kinds of failures, newest first.
@@ -133,13 +146,14 @@ fn failures(all: &[(&Summary, &Own)]) -> Vec<Failure> {
             Some(known) => {
                 known.count = known.count.saturating_add(failure.count);
                 if failure.at > known.at {
-                    (known.at, known.detail) = (failure.at, failure.detail.clone());
+                    let count = known.count;
+                    *known = Failure { count, ..failure.clone() };
                 }
             }
             None => kinds.push(failure.clone()),
         }
     }
-    kinds.sort_by_key(|failure| std::cmp::Reverse(failure.at));
+    kinds.sort_by_key(|failure| Reverse(failure.at));
     kinds.truncate(MAX_FAILURES);
     kinds
 }
@@ -226,21 +240,28 @@ mod tests {
             kind: kind.to_owned(),
             detail: format!("{kind} at {at}"),
             count,
+            response: Some(format!("{at}")),
         };
-        let failing = |since, attempts| {
-            Some(Failing { since, kind: "500".to_owned(), detail: String::new(), attempts })
+        let failing = |since, attempts, others| {
+            let count = |kind: &str, count| KindCount { kind: kind.to_owned(), count };
+            let kinds = vec![count("500", attempts - others), count("timeout a:1", others)];
+            Some(Failing { since, kind: "500".to_owned(), detail: String::new(), attempts, kinds })
         };
-        let one = Own { failures: vec![failure("500", 5, 3)], failing: failing(4, 3), ..own("limit", 1, 0) };
+        let one =
+            Own { failures: vec![failure("500", 5, 3)], failing: failing(4, 3, 1), ..own("limit", 1, 0) };
         let other = Own {
             failures: vec![failure("500", 7, 2), failure("404", 6, 1)],
-            failing: failing(3, 2),
+            failing: failing(3, 9, 8),
             ..own("limit", 1, 0)
         };
         let merged = merged(&[summary("a", one), summary("b", other)]);
         let seen: Vec<(&str, u64)> =
             merged.health.failures.iter().map(|failure| (failure.detail.as_str(), failure.count)).collect();
         assert_eq!(seen, [("500 at 7", 5), ("404 at 6", 1)]);
-        assert_eq!(merged.health.failing.map(|failing| (failing.since, failing.attempts)), Some((3, 5)));
+        assert_eq!(merged.health.failures[0].response.as_deref(), Some("7"));
+        let failing = merged.health.failing.unwrap();
+        assert_eq!((failing.since, failing.attempts), (3, 12));
+        assert_eq!(failing.kinds(), "timeout a:1 ×9, 500 ×3");
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::api::Millis;
-use paced::api::state::{Counts, Failing, Failure};
-use paced::dispatch::{Binding, Snapshot, View};
+use paced::api::state::{Counts, Failing, Failure, KindCount};
+use paced::dispatch::{Binding, Outage, Snapshot, View};
 use paced::lock::lock;
+use paced::sink::MAX_EXCERPT;
+use paced::text;
 use paced::time::{Micros, wall_now};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -179,12 +181,7 @@ impl Sampled {
                 oldest: snapshot.oldest.map(|at| at.0 / 1000),
                 lateness: self.rates.lateness(&totals.lateness()),
             },
-            failing: snapshot.outage.as_ref().map(|outage| Failing {
-                since: millis(outage.since),
-                kind: outage.kind.clone(),
-                detail: shortened(&outage.detail),
-                attempts: outage.attempts,
-            }),
+            failing: snapshot.outage.as_ref().map(|outage| failing(outage, millis(outage.since))),
             failures: snapshot
                 .failures
                 .iter()
@@ -214,8 +211,21 @@ fn counts(snapshot: &Snapshot, settling: usize) -> Counts {
 }
 
 fn of_failure(failure: &paced::dispatch::Failure, at: Millis) -> Failure {
-    let paced::dispatch::Failure { kind, detail, count, .. } = failure;
-    Failure { at, kind: kind.clone(), detail: shortened(detail), count: *count }
+    let paced::dispatch::Failure { kind, detail, count, response, .. } = failure;
+    let response = response.as_ref().map(|body| text::excerpt(body, MAX_EXCERPT));
+    Failure { at, kind: kind.clone(), detail: shortened(detail), count: *count, response }
+}
+
+fn failing(outage: &Outage, since: Millis) -> Failing {
+    let Outage { kind, detail, attempts, kinds, .. } = outage;
+    let kinds = kinds.iter().map(|known| KindCount { kind: known.kind.clone(), count: known.count });
+    Failing {
+        since,
+        kind: kind.clone(),
+        detail: shortened(detail),
+        attempts: *attempts,
+        kinds: kinds.collect(),
+    }
 }
 
 fn shortened(detail: &str) -> String {

@@ -100,16 +100,24 @@ impl Summary {
 
     /// The text for the store.
     ///
-    /// Where hundreds of downstreams fail it may be too long for the store; then it goes without their failures.
+    /// Where hundreds of downstreams fail it may be too long for the store; then it goes without the answers of their APIs, or
+    /// without their failures.
     pub(super) fn text(&self) -> String {
         // Strings as keys and finite numbers always have a form in JSON.
-        let text = serde_json::to_string(self).unwrap_or_default();
-        if text.len() <= LONGEST {
-            return text;
+        let text = |summary: &Self| serde_json::to_string(summary).unwrap_or_default();
+        let whole = text(self);
+        if whole.len() <= LONGEST {
+            return whole;
         }
         let mut shorter = self.clone();
+        let own = shorter.downstreams.values_mut();
+        own.flat_map(|own| &mut own.failures).for_each(|failure| failure.response = None);
+        let without_answers = text(&shorter);
+        if without_answers.len() <= LONGEST {
+            return without_answers;
+        }
         shorter.downstreams.values_mut().for_each(|own| own.failures.clear());
-        serde_json::to_string(&shorter).unwrap_or_default()
+        text(&shorter)
     }
 
     /// Reads the text of any replica; `None` where its form is not known.
@@ -165,12 +173,38 @@ mod tests {
             r#""amqp":true,"store":false,"downstreams":{"billing":{"#,
             r#""c":{"waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6},"b":"limit","l":"m","s":7,"#,
             r#""u":8,"r":9,"d":10,"p":0.5,"n":11,"o":12,"q":{"p50_us":13,"p99_us":14},"#,
-            r#""f":{"since":15,"kind":"500","detail":"d","attempts":16},"#,
-            r#""fs":[{"at":17,"kind":"500","detail":"d","count":18}],"e":"away","h":19},"idle":{"b":"","s":0}}}"#,
+            r#""f":{"since":15,"kind":"500","detail":"d","attempts":16,"kinds":[{"kind":"500","count":16}]},"#,
+            r#""fs":[{"at":17,"kind":"500","detail":"d","count":18,"response":"r"}],"e":"away","h":19},"#,
+            r#""idle":{"b":"","s":0}}}"#,
         );
         let summary = Summary::read(FULL).unwrap();
         assert_eq!(summary.downstreams["idle"], Own::default());
         assert_eq!(summary.text(), FULL);
+    }
+
+    #[test]
+    fn a_long_summary_goes_without_answers_and_a_longer_one_without_failures() {
+        let failure = |response: &str| Failure {
+            at: 1,
+            kind: "500".to_owned(),
+            detail: "d".repeat(120),
+            count: 2,
+            response: Some(response.to_owned()),
+        };
+        let mut summary = Summary::new(Identity::default(), 0);
+        let mut add = |downstreams: std::ops::Range<u32>| {
+            for number in downstreams {
+                let own = Own { failures: vec![failure(&"x".repeat(1024)); 3], ..Own::default() };
+                summary.downstreams.insert(format!("downstream-{number}"), own);
+            }
+            let text = summary.text();
+            assert!(text.len() <= LONGEST, "{}", text.len());
+            let read = Summary::read(&text).unwrap().downstreams.remove("downstream-0").unwrap();
+            (read.failures.len(), read.failures.iter().any(|failure| failure.response.is_some()))
+        };
+        assert_eq!(add(0..100), (3, true));
+        assert_eq!(add(100..500), (3, false));
+        assert_eq!(add(500..2_000), (0, false));
     }
 
     #[test]

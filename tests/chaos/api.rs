@@ -7,8 +7,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::LONG;
-use crate::rig::{Chaos, JOBS, Rig};
+use crate::rig::{Chaos, JOBS, REPLICA, Rig, rest};
 use crate::support::api::Answer;
+use crate::support::daemon::Paced;
 use crate::support::servers::Redis;
 use crate::watch::nanos;
 
@@ -87,4 +88,72 @@ async fn the_api_fails_and_then_asks_for_a_pause() {
     assert!(answered.failed >= 300, "it failed for 2 s: {}", answered.failed);
     // Jobs that were refused or failed are tried again at times of their own, and are paced.
     run.assert_no_gap_over(RETRY_AFTER + HEARD + RESUMED);
+}
+
+/// The API answers 429 and names no time, and the replica that probes is killed while its probe is under way.
+#[tokio::test]
+async fn the_api_throttles_and_names_no_time() {
+    const CLOSED: Duration = Duration::from_secs(20);
+    let mut chaos = Chaos::begin("bare-429");
+    let moment = chaos.moments(1)[0];
+    let redis = Redis::dedicated().await;
+    let mut rig = Rig::on(chaos, &redis).await;
+    let refused = Arc::<Mutex<Vec<(u64, usize)>>>::default();
+    let (log, mut seen, mut began) = (Arc::clone(&refused), 0, None);
+    let (tell, mut probed) = watch::channel(0);
+    let rule = Mutex::new(move |replica: usize, at: u64| {
+        seen += 1;
+        if seen > moment {
+            began.get_or_insert(at);
+        }
+        match began.map(|began| Duration::from_nanos(at.saturating_sub(began))) {
+            Some(since) if since < CLOSED => {
+                let mut log = log.lock().unwrap();
+                log.push((at, replica));
+                if since > HEARD {
+                    tell.send_modify(|count| *count += 1);
+                }
+                // Long enough to be killed meanwhile.
+                Answer::status(429).after(if since > HEARD {
+                    Duration::from_millis(300)
+                } else {
+                    Duration::ZERO
+                })
+            }
+            _ => Answer::ok(),
+        }
+    });
+    rig.site.api.rule(move |arrival| {
+        let replica = arrival.header(REPLICA).unwrap().parse().unwrap();
+        rule.lock().unwrap()(replica, arrival.at)
+    });
+    rig.publish().await;
+    timeout(LONG, probed.wait_for(|count| *count >= 2)).await.unwrap().unwrap();
+    let prober = refused.lock().unwrap().last().unwrap().1;
+    rig.replicas[prober].kill9();
+    rig.replicas[prober] = Paced::spawn(&rig.config(prober)).await;
+    let refusals = || refused.lock().unwrap().len();
+    let before = rig.site.api.count() - refusals();
+    assert!(before < JOBS);
+    timeout(LONG, async {
+        while rig.site.api.count() - refusals() < JOBS {
+            rest(HEARD).await;
+        }
+    })
+    .await
+    .unwrap();
+    let run = rig.end(JOBS).await;
+    let refused = std::mem::take(&mut *refused.lock().unwrap());
+    let closed = nanos(HEARD) + refused[0].0;
+    let probes: Vec<u64> = refused.iter().map(|(at, _)| *at).filter(|at| *at > closed).collect();
+    let least =
+        probes.windows(2).map(|pair| Duration::from_nanos(pair[1] - pair[0])).min().unwrap_or_default();
+    eprintln!(
+        "{}: {} refused, {} of them probes in {CLOSED:?}, the least {least:?} apart",
+        run.name,
+        refused.len(),
+        probes.len()
+    );
+    assert!(probes.len() <= 20 && least >= Duration::from_millis(900), "{least:?}; {run}");
+    run.assert_paced();
 }

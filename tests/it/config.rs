@@ -123,7 +123,7 @@ fn the_default_file_holds_the_defaults() {
     assert_eq!((bare.admin.listen, bare.admin.token, bare.admin.allow_hosts), (None, None, vec![]));
     let hold = OnUnavailable::Hold;
     assert_eq!((bare.store.on_unavailable, billing.on_unavailable, billing.revision), (hold, hold, None));
-    assert_eq!(billing.max_pause, Duration::from_secs(300));
+    assert_eq!(billing.retry.max_pause, Duration::from_secs(300));
     assert_eq!(bare.shutdown.drain_timeout, Duration::from_secs(25));
     assert_eq!((billing.horizon, billing.concurrency), (Duration::from_millis(100), 64));
     assert_eq!((&billing.queue.name, billing.queue.prefetch), (&None, 1000));
@@ -135,7 +135,7 @@ fn the_default_file_holds_the_defaults() {
     assert!(billing.http.allow_headers.is_empty() && billing.http.headers.is_empty());
     let retry = &billing.retry;
     assert_eq!((retry.max_attempts, retry.max_throttled), (8, None));
-    assert!(retry.on_unauthorized.contains(401) && !retry.on_unauthorized.contains(403));
+    assert!(retry.answers.on_unauthorized.contains(401) && !retry.answers.on_unauthorized.contains(403));
     assert_eq!((retry.backoff.min, retry.backoff.max), (Duration::from_secs(1), Duration::from_secs(300)));
 }
 

@@ -18,6 +18,8 @@ mod admin;
 #[cfg(feature = "daemon")]
 mod amqp;
 #[cfg(feature = "daemon")]
+mod apis;
+#[cfg(feature = "daemon")]
 mod check;
 mod config;
 #[cfg(feature = "daemon")]
@@ -65,6 +67,8 @@ mod strangers;
 mod support_selftest;
 #[cfg(feature = "daemon")]
 mod systems;
+#[cfg(feature = "daemon")]
+mod throttling;
 #[cfg(feature = "daemon")]
 mod tls;
 #[cfg(feature = "daemon")]

@@ -20,14 +20,14 @@ async fn commands(command: &[&str]) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Each command, as words joined by `-`.
+/// Each command, as words.
 async fn all_commands() -> &'static BTreeSet<String> {
     static ALL: OnceCell<BTreeSet<String>> = OnceCell::const_new();
     ALL.get_or_init(async || {
         let mut all = BTreeSet::new();
         for name in commands(&[]).await {
             for below in commands(&[&name]).await {
-                all.insert(format!("{name}-{below}"));
+                all.insert(format!("{name} {below}"));
             }
             all.insert(name);
         }
@@ -44,11 +44,11 @@ async fn each_shell_completes_each_command() {
         let output = run_cli(&["completions", shell], b"").await;
         assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{shell}");
         for command in all {
-            let words = command.replace('-', "__subcmd__");
+            let words = command.replace(' ', "__subcmd__");
             let expected = match shell {
-                "bash" => format!("cmd=\"paced__subcmd__{words}\""),
+                "bash" => format!("cmd=\"paced__subcmd__{}\"", words.replace('-', "__subcmd__")),
                 "zsh" => format!("_paced__subcmd__{words}_commands()"),
-                _ => format!(" -a \"{}\"", command.rsplit('-').next().unwrap()),
+                _ => format!(" -a \"{}\"", command.rsplit(' ').next().unwrap()),
             };
             assert!(output.stdout.contains(&expected), "{shell}: {command}: {expected}");
         }
@@ -81,7 +81,7 @@ async fn each_command_has_a_page() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     let mut expected: BTreeSet<String> =
-        all_commands().await.iter().map(|command| format!("paced-{command}.1")).collect();
+        all_commands().await.iter().map(|command| format!("paced-{}.1", command.replace(' ', "-"))).collect();
     expected.insert("paced.1".to_owned());
     assert_eq!(pages, expected);
     assert_eq!(output.stdout.lines().count(), pages.len(), "{}", output.stdout);

@@ -144,7 +144,7 @@ async fn deadlines_and_the_longest_wait_are_kept_in_a_pause() {
 #[tokio::test]
 async fn an_answer_of_success_can_mean_that_the_api_throttles() {
     let when = "rate = '100/s'\n[downstreams.billing.retry]\nmax_attempts = 1\nmin_backoff = '10ms'\nmax_backoff = '20ms'\n\
-                when = { pointer = '/error/code', equals = 'rate_limited' }";
+                answers = [{ status = 200, body = { pointer = '/error/code', equals = 'rate_limited' }, is = 'throttled' }]";
     let site = Site::shared("bodywhen", when).await;
     let slow_down = || Answer::ok().body(r#"{"error": {"code": "rate_limited"}}"#);
     site.api.script("/", [slow_down(), slow_down().header("retry-after", 1), Answer::ok().body("{}")]);

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { button, fits, giveToken, isAccessible, isDrawn } from "./browser.js";
+import { button, card, fits, giveToken, isAccessible, isDrawn } from "./browser.js";
 import { browser, hasDeadLetters, NO_DEAD_LETTERS, replicas, scene, stage } from "./scene.js";
 
 for (const colorScheme of ["light", "dark"]) {
@@ -40,6 +40,26 @@ scene("whatever comes from outside is shown as text", async () => {
   await isDrawn(page);
   await page.getByText("<b>bold</b><img src=x onerror=alert(1)>").waitFor();
   assert.equal(await page.locator("main b, main img, dialog b, dialog img").count(), 0);
+});
+
+scene("an API that throttles is failing, and what it answers is shown as text", async () => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url);
+  await isDrawn(page);
+  const throttling = card(page, "invoice-mailer");
+  await stage.answer("invoice-mailer", 429, '{\r\n  "error": "<b>slow</b>\\u0007 \u001b[2Jdown\u202e"\r\n}');
+  await stage.publish("a", "invoice-mailer", 20);
+  await throttling.locator('[data-part="state"]', { hasText: "failing" }).waitFor();
+  await throttling.getByText(/^Failing since .*: 429 ×\d+; the downstream answered 429/).waitFor();
+  await throttling.locator("summary").click();
+  const failure = throttling.locator('[data-part="failures"] li').first();
+  await failure.getByText(/^429 ×\d+: the downstream answered 429/).waitFor();
+  const shown = await failure.locator("pre").textContent();
+  assert.equal(shown, '{\n  "error": "<b>slow</b>\\u0007 \\u{1b}[2Jdown\\u{202e}"\n}');
+  assert.equal(await throttling.locator("pre *").count(), 0);
+  await fits(page, "an answer");
+  await isAccessible(page, "an API that throttles");
+  await stage.answer("invoice-mailer");
 });
 
 scene("on a phone, 360 px wide, nothing scrolls sideways", async (context) => {

@@ -179,7 +179,7 @@ after() {
         until_so 20 "the jobs behind the quota arrive" has_sent 13
         ;;
     failing)
-        grep -q 'fails .* 500, .* attempt(s)' "$folder/out" || fail "the state does not tell of the API"
+        grep -q 'fails .* 500 ×' "$folder/out" || fail "the state does not tell of the API"
         [ "$(grep -cF 'the downstream fails, attempt after attempt' "$folder/run.log")" = 1 ] || fail "not one line"
         ;;
     dead)

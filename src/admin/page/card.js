@@ -3,7 +3,7 @@
 import { drawChart } from "./chart.js";
 import { Details } from "./details.js";
 import { setAttribute, setProse, setShown, setText, setTime, stamp, syncRows } from "./dom.js";
-import { clock, count, countOf, microseconds, pace, periodFor, roughClock, span, unknown } from "./words.js";
+import { clock, count, countOf, kindsOf, microseconds, pace, periodFor, roughClock, span, unknown } from "./words.js";
 
 /** What binds a downstream, in a word, and how bad that is. */
 const STATES = {
@@ -210,8 +210,8 @@ function throughText(at, now) {
 function notesOf({ failing, pause, penalty, overrides }) {
   const notes = [];
   if (failing) {
-    const { since, kind, detail, attempts } = failing;
-    const text = `Failing since ${clock(since)}: ${kind}${detail ? `, ${detail}` : ""} (${countOf(attempts, "attempt")}).`;
+    const { since, detail } = failing;
+    const text = sentence(`Failing since ${clock(since)}: ${kindsOf(failing)}${detail ? `; ${detail}` : ""}`);
     notes.push({ key: "failing", tone: "bad", text });
   }
   if (pause) {

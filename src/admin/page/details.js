@@ -52,14 +52,17 @@ function drawLimit(row, { name, algorithm, rate, file_rate: fileRate, remaining,
 
 function makeFailure() {
   const element = document.createElement("li");
-  const row = { element, at: createTime(0), text: create("span", "") };
-  element.append(row.at, " ", row.text);
+  const row = { element, at: createTime(0), text: create("span", ""), response: create("pre", "") };
+  element.append(row.at, " ", row.text, row.response);
   return row;
 }
 
-function drawFailure(row, { at, kind, detail, count: times }) {
+function drawFailure(row, { at, kind, detail, count: times, response }) {
   setTime(row.at, at, clock(at));
-  setProse(row.text, `${kind}${times > 1 ? ` (${count(times)} times)` : ""}${detail ? `: ${detail}` : ""}`);
+  setProse(row.text, `${kind} ×${count(times)}${detail ? `: ${detail}` : ""}`);
+  // The beginning of the API's answer, which is anybody's text.
+  setText(row.response, response ?? "");
+  setShown(row.response, Boolean(response));
 }
 
 function drawShare(row, { rate, waiting, held, sending, reason }, { host, sum, period }) {

@@ -22,6 +22,13 @@ export function countOf(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
+/** Kinds of failures with their counts, such as `429 ×411, timeout api.example.com:443 ×3`. */
+export function kindsOf({ kinds, kind, attempts }) {
+  // A replica of an earlier version names only the last one.
+  const known = kinds?.length ? kinds : [{ kind, count: attempts }];
+  return known.map((one) => `${one.kind} ×${count(one.count)}`).join(", ");
+}
+
 /** A number with three digits that matter, such as `16.7`. */
 function amount(number) {
   return number < 1000 ? short.format(number) : whole.format(number);

@@ -149,7 +149,7 @@ fn sentence(downstream: &Downstream, now: i64) -> String {
     match &downstream.health.failing {
         Some(failing) => {
             let since = parts::for_people(now - failing.since);
-            format!("{text}. FAILS for {since} ({}): {}", failing.kind, failing.detail)
+            format!("{text}. FAILS for {since}: {}: {}", failing.kinds(), failing.detail)
         }
         None => text,
     }

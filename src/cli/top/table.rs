@@ -114,8 +114,12 @@ fn short(count: u64) -> String {
 fn binds(downstream: &Downstream, is_wide: bool) -> String {
     let binding = &downstream.binding;
     match (&downstream.health.failing, is_wide) {
-        (Some(failing), true) => format!("FAILS ({}); {}", failing.kind, binding.text),
-        (Some(failing), false) => format!("FAILS {}", failing.kind),
+        (Some(failing), true) => format!("FAILS: {}; {}", failing.kinds(), binding.text),
+        // There is no room for a count: one that is cut would be another one.
+        (Some(failing), false) => {
+            let most_frequent = failing.kinds.first().map_or(&failing.kind, |known| &known.kind);
+            format!("FAILS {most_frequent}")
+        }
         (None, true) => binding.text.clone(),
         (None, false) => match &binding.limit {
             Some(limit) if binding.reason == "limit" => limit.clone(),

@@ -83,9 +83,14 @@ fn three() -> State {
             "search",
             0.3,
             json!({
-                "failing": {"since": NOW - 95_000, "kind": "refused", "attempts": 31,
-                    "detail": "connection refused \u{1b}[2J(os error 111)"},
-                "failures": [{"at": NOW - 1_000, "kind": "refused", "count": 31, "detail": "connection refused"}],
+                "failing": {"since": NOW - 95_000, "kind": "connect api:443", "attempts": 35,
+                    "detail": "connection refused \u{1b}[2J(os error 111)",
+                    "kinds": [{"kind": "connect api:443", "count": 31}, {"kind": "429", "count": 4}]},
+                "failures": [
+                    {"at": NOW - 1_000, "kind": "connect api:443", "count": 31, "detail": "connection refused"},
+                    {"at": NOW - 9_000, "kind": "429", "count": 4, "detail": "the downstream answered 429",
+                     "response": "{\n  \"error\": \"slow\u{1b}[2J down\"\n}"},
+                ],
                 "binding": {"reason": "unreachable", "since": NOW - 95_000, "text": "the API cannot be reached"},
                 "waiting": 90, "retrying": 12, "sending": 1, "parked": null, "dead": null,
             }),
@@ -235,9 +240,15 @@ fn how_to_leave() {
 #[test]
 fn no_foreign_text_steers_the_terminal() {
     let evil = "a\u{1b}[2J\u{9b}1m\u{202e}b\n";
-    let failing = json!({"since": NOW, "kind": evil, "attempts": 1, "detail": evil});
+    let failing = json!({"since": NOW, "kind": evil, "attempts": 1, "detail": evil,
+        "kinds": [{"kind": evil, "count": 1}]});
+    let failures = json!([{"at": NOW, "kind": evil, "detail": evil, "count": 1, "response": evil}]);
     let binding = json!({"reason": evil, "since": NOW, "text": evil});
-    let mut state = state(vec![downstream(evil, 1.0, json!({"failing": failing, "binding": binding}))]);
+    let mut state = state(vec![downstream(
+        evil,
+        1.0,
+        json!({"failing": failing, "failures": failures, "binding": binding}),
+    )]);
     state.version = evil.to_owned();
     let mut view = view(&state);
     view.on_failure(evil.to_owned());

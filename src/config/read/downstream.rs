@@ -8,7 +8,7 @@ use super::oauth2;
 use super::process::POLICIES;
 use crate::config::key::keys;
 use crate::config::reader::{Reader, Table};
-use crate::config::retry::{Retry, retry};
+use crate::config::retry::retry;
 use crate::config::settings::{Downstream, Lanes, Plan, Queue};
 use crate::config::tls::tls;
 use crate::config::{limits, value, warnings};
@@ -119,7 +119,7 @@ pub(super) fn downstream<'v>(
         oauth2::inherit(client, tls.as_ref());
     }
     is_name.ok()?;
-    let Retry { policy: retry, max_pause, throttled_when } = retry?;
+    let retry = retry?;
     let settings = Downstream {
         limits: limits.set?,
         plans: limits.plans?,
@@ -134,8 +134,6 @@ pub(super) fn downstream<'v>(
         queue: queue?,
         http: http?,
         retry,
-        max_pause,
-        throttled_when,
         lanes: lanes?,
         tls,
     };

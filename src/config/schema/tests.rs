@@ -116,7 +116,7 @@ fn both_know_the_same_keys() {
     let bench = Bench::new();
     let known = known_keys();
     let (limits, known): (BTreeSet<String>, BTreeSet<String>) =
-        known.into_iter().partition(|key| key.contains("limits["));
+        known.into_iter().filter(|key| !key.contains("answers[")).partition(|key| key.contains("limits["));
     assert_eq!(bench.keys.keys().cloned().collect::<BTreeSet<_>>(), known);
     let properties = bench.limit();
     for (index, algorithm) in ALGORITHMS.into_iter().enumerate() {

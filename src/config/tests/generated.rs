@@ -28,9 +28,14 @@ impl Declarations {
         is_itself || self.parent(one).is_some_and(|parent| self.is_optional(parent))
     }
 
-    /// Whether it belongs to a table of an array.
+    /// The array whose tables it belongs to.
+    fn array_of(&self, one: &Declared) -> Option<&Declared> {
+        let parent = self.parent(one)?;
+        if parent.node["type"] == "array" { Some(parent) } else { self.array_of(parent) }
+    }
+
     fn is_in_array(&self, one: &Declared) -> bool {
-        self.parent(one).is_some_and(|parent| parent.node["type"] == "array")
+        self.array_of(one).is_some()
     }
 
     /// The keys that may be set.
@@ -148,12 +153,15 @@ fn help(all: &Declarations, one: &Declared) -> Vec<String> {
             _ => lines.push("[reload]".to_owned()),
         }
     }
-    if one.path == "downstreams.NAME.limits" {
+    if !one.path.starts_with("plans.")
+        && all.0.iter().any(|key| all.array_of(key).is_some_and(|array| array.path == one.path))
+    {
         lines.push("Each is a table with these keys:".to_owned());
-        for key in all.0.iter().filter(|key| all.parent(key).is_some_and(|parent| parent.path == one.path)) {
+        for key in all.0.iter().filter(|key| all.array_of(key).is_some_and(|array| array.path == one.path)) {
             let default = key.default_text().map(|text| format!(" = {}", toml(key, text)));
             let help = key.key.help().join("\n      ");
-            let line = format!("  {}{}: {help}", key.key.name, default.unwrap_or_default());
+            let name = &key.path[one.path.len() + 1..];
+            let line = format!("  {name}{}: {help}", default.unwrap_or_default());
             lines.extend(line.lines().map(str::to_owned));
         }
     }

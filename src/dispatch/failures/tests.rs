@@ -1,11 +1,15 @@
 use super::*;
 use crate::job::Reason;
-use crate::sink::{Receipt, Response};
+use crate::sink::{MAX_EXCERPT, Receipt, Response};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 fn failed(kind: &str) -> Ending {
-    Ending::Failed(Box::new(Attempt { kind: kind.to_owned(), detail: format!("{kind} it was") }))
+    Ending::Failed(Box::new(Attempt {
+        kind: kind.to_owned(),
+        detail: format!("{kind} it was"),
+        response: None,
+    }))
 }
 
 /// The line that this end of an attempt causes, as text.
@@ -16,8 +20,8 @@ fn line(failures: &mut Failures, ending: Ending, at: Instant) -> String {
 fn text(line: Option<Line>) -> String {
     match line {
         None => String::new(),
-        Some(Line::Begins(outage)) => format!("begins: {}", outage.kind),
-        Some(Line::GoesOn(outage)) => format!("goes on: {} {}", outage.kind, outage.attempts),
+        Some(Line::Begins(outage)) => format!("begins: {}", outage.kinds()),
+        Some(Line::GoesOn(outage)) => format!("goes on: {}", outage.kinds()),
         Some(Line::IsOver(outage)) => format!("over: {}", outage.attempts),
     }
 }
@@ -28,12 +32,12 @@ async fn each_arrow_of_the_table() {
     assert_eq!(line(&mut failures, failed("500"), start), "");
     assert_eq!(line(&mut failures, failed("500"), start), "");
     assert!(failures.outage().is_none());
-    assert_eq!(line(&mut failures, failed("timeout"), start + SECOND), "begins: timeout");
+    assert_eq!(line(&mut failures, failed("timeout"), start + SECOND), "begins: 500 ×2, timeout ×1");
     assert_eq!(failures.outage().map(|outage| outage.since), Some(start));
     assert_eq!(line(&mut failures, failed("connect"), start + 2 * SECOND), "");
     assert_eq!(failures.wake_at(), Some(start + 61 * SECOND));
     assert_eq!(text(failures.tick(start + 60 * SECOND)), "");
-    assert_eq!(text(failures.tick(start + 61 * SECOND)), "goes on: connect 4");
+    assert_eq!(text(failures.tick(start + 61 * SECOND)), "goes on: 500 ×2, timeout ×1, connect ×1");
     assert_eq!(failures.wake_at(), Some(start + 121 * SECOND));
     assert_eq!(line(&mut failures, Ending::Delivered, start + 62 * SECOND), "");
     assert_eq!(line(&mut failures, Ending::Delivered, start + 62 * SECOND), "");
@@ -89,6 +93,65 @@ async fn the_last_kinds_are_remembered_newest_first() {
     assert_eq!(recent, [("4", 1), ("3", 1), ("2", 1), ("1", 1), ("500", 2)]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_kinds_of_an_outage_are_bounded_and_the_most_frequent_is_first() {
+    let (mut failures, now) = (Failures::default(), Instant::now());
+    for kind in ["1", "2", "3", "4", "5", "6", "7", "8", "2", "2", "5"] {
+        failures.ended(failed(kind), now);
+    }
+    let outage = failures.outage().unwrap();
+    assert_eq!(outage.kinds(), "other ×3, 2 ×3, 5 ×2, 1 ×1, 3 ×1, 4 ×1");
+    assert_eq!(outage.kinds.iter().map(|known| known.count).sum::<u64>(), outage.attempts);
+    (0..3).for_each(|_| drop(failures.ended(Ending::Delivered, now)));
+    (0..3).for_each(|_| drop(failures.ended(failed("8"), now)));
+    assert_eq!(failures.outage().unwrap().kinds(), "8 ×3", "each outage has its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_throttled_in_a_row_begin_an_outage_and_one_among_successes_begins_none() {
+    let (mut failures, start) = (Failures::default(), Instant::now());
+    let throttled = || Ending::of(&refused(429, b""), Some("api:443"));
+    for _ in 0..10 {
+        assert_eq!(failures.ended(throttled(), start), None);
+        assert_eq!(failures.ended(throttled(), start), None);
+        assert_eq!(failures.ended(Ending::Delivered, start), None);
+    }
+    assert!(failures.outage().is_none());
+    assert_eq!(line(&mut failures, throttled(), start), "");
+    assert_eq!(line(&mut failures, throttled(), start), "");
+    assert_eq!(line(&mut failures, throttled(), start), "begins: 429 ×3");
+    (0..408).for_each(|_| drop(failures.ended(throttled(), start)));
+    (0..3).for_each(|_| drop(failures.ended(failed("timeout api:443"), start)));
+    assert_eq!(text(failures.tick(start + INTERVAL)), "goes on: 429 ×411, timeout api:443 ×3");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_beginning_of_the_last_answer_of_each_kind_is_kept() {
+    let (mut failures, now) = (Failures::default(), Instant::now());
+    for outcome in [refused(429, b"old"), refused(503, b""), refused(429, &[b'x'; 3000])] {
+        failures.ended(Ending::of(&outcome, None), now);
+    }
+    let kept: Vec<(&str, usize)> = failures
+        .recent()
+        .map(|failure| (failure.kind.as_str(), failure.response.as_ref().map_or(0, Bytes::len)))
+        .collect();
+    assert_eq!(kept, [("429", MAX_EXCERPT), ("503", 0)]);
+    let unauthorized =
+        Outcome::Unauthorized { detail: String::new(), status: 401, response: response(b"why") };
+    let Ending::Refused(attempt) = Ending::of(&unauthorized, None) else { panic!() };
+    assert_eq!(attempt.response.as_deref(), Some(&b"why"[..]));
+}
+
+fn response(excerpt: &'static [u8]) -> Option<Response> {
+    Some(Response { excerpt: Bytes::from_static(excerpt), ..Response::default() })
+}
+
+/// An answer that throttles, with this body.
+fn refused(status: u16, body: &'static [u8]) -> Outcome {
+    let detail = "slow down".to_owned();
+    Outcome::Throttled { detail, status, after: None, is_final: false, response: response(body) }
+}
+
 #[test]
 fn what_counts_as_a_failure_of_the_downstream() {
     let retry = |status| Outcome::Retry {
@@ -100,26 +163,34 @@ fn what_counts_as_a_failure_of_the_downstream() {
     };
     let dead =
         |status| Outcome::Dead { reason: Reason::Status, detail: "d".to_owned(), status, response: None };
-    let is_failed = |outcome: &Outcome, expected: &str| match Ending::of(outcome) {
+    let is_failed = |outcome: &Outcome, expected: &str| match Ending::of(outcome, Some("api:443")) {
         Ending::Failed(attempt) => assert_eq!(attempt.kind, expected),
         other => panic!("{outcome:?}: {other:?}"),
     };
-    is_failed(&retry(None), "timeout");
+    is_failed(&retry(None), "timeout api:443");
     is_failed(&retry(Some(502)), "502");
     is_failed(&dead(Some(501)), "501");
-    is_failed(&Outcome::Unreachable { detail: "x".repeat(1000) }, "connect");
-    is_failed(&Outcome::Unreadable { detail: String::new() }, "answer");
-    let throttled = Outcome::Throttled { detail: "d".to_owned(), status: 503, after: None, response: None };
-    for works in [throttled, retry(Some(408)), dead(Some(404))] {
-        assert!(matches!(Ending::of(&works), Ending::Refused(_)), "{works:?}");
+    is_failed(&Outcome::Unreachable { detail: "x".repeat(1000) }, "connect api:443");
+    is_failed(&Outcome::Unreadable { detail: String::new() }, "answer api:443");
+    let throttled = Outcome::Throttled {
+        detail: "d".to_owned(),
+        status: 503,
+        after: None,
+        is_final: false,
+        response: None,
+    };
+    is_failed(&throttled, "503");
+    for works in [retry(Some(408)), dead(Some(404))] {
+        assert!(matches!(Ending::of(&works, None), Ending::Refused(_)), "{works:?}");
     }
     for other in [Outcome::Missed, dead(None)] {
-        assert_eq!(Ending::of(&other), Ending::Other);
+        assert_eq!(Ending::of(&other, None), Ending::Other);
     }
-    assert_eq!(Ending::of(&Outcome::Delivered(Receipt::new(Response::default()))), Ending::Delivered);
-    let Ending::Failed(long) = Ending::of(&Outcome::Unreachable { detail: "\u{e9}".repeat(1000) }) else {
-        panic!()
-    };
+    let delivered = Outcome::Delivered(Receipt::new(Response::default()));
+    assert_eq!(Ending::of(&delivered, None), Ending::Delivered);
+    let long = Outcome::Unreachable { detail: "\u{e9}".repeat(1000) };
+    let Ending::Failed(long) = Ending::of(&long, None) else { panic!() };
+    assert_eq!(long.kind, "connect", "of a sink that names no host");
     assert_eq!(long.detail.len(), MAX_DETAIL);
 }
 
@@ -130,15 +201,15 @@ async fn an_outage_soon_after_another_one_is_told_of_all_the_same() {
         let ended = (0..3).map(|_| line(failures, ending(), start + second * SECOND));
         ended.filter(|line| !line.is_empty()).collect()
     };
-    assert_eq!(three(&mut failures, || failed("500"), 0), ["begins: 500"]);
+    assert_eq!(three(&mut failures, || failed("500"), 0), ["begins: 500 ×3"]);
     assert_eq!(three(&mut failures, || Ending::Delivered, 5), ["over: 3"]);
     assert!(three(&mut failures, || failed("timeout"), 30).is_empty());
     assert!(!failures.is_told(), "dead letters are told of one by one");
     assert_eq!(failures.wake_at(), Some(start + 60 * SECOND));
-    assert_eq!(text(failures.tick(start + 60 * SECOND)), "begins: timeout");
+    assert_eq!(text(failures.tick(start + 60 * SECOND)), "begins: timeout ×3");
     assert!(failures.is_told());
     assert_eq!(text(failures.tick(start + 120 * SECOND)), "", "nothing was tried meanwhile");
     assert_eq!(line(&mut failures, failed("500"), start + 130 * SECOND), "");
-    assert_eq!(text(failures.tick(start + 180 * SECOND)), "goes on: 500 4");
+    assert_eq!(text(failures.tick(start + 180 * SECOND)), "goes on: timeout ×3, 500 ×1");
     assert_eq!(three(&mut failures, || Ending::Delivered, 200), ["over: 4"]);
 }

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::failures::Ending;
 use crate::dispatch::source::DeadLetter;
-use crate::pace::LaneId;
+use crate::pace::{LaneId, ProbeEnd};
+
 use crate::sink::Response;
 use crate::time::{Deadline, Micros};
 
@@ -21,12 +22,16 @@ pub(in crate::dispatch) enum Event {
     Unused { lane: LaneId, cost: u32, slot: Micros },
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
+    /// The downstream throttled the job, which is tried again later.
+    Throttled(Instant, Entry),
     /// A job is parked, or its message is not live any more.
     Parked,
     /// The job cannot be parked: it waits here until this instant.
     Unparked(Instant, Entry),
     /// The downstream asks for a pause until this instant.
     Pause(Deadline),
+    /// The downstream throttles, and does not say for how long. This is when the job was sent.
+    CoolDown(Instant),
     /// The downstream refused the credentials of the request.
     Refused(Box<Refused>),
     /// The send is over.
@@ -56,6 +61,17 @@ pub(in crate::dispatch) struct FlightEnd {
     pub(in crate::dispatch) ending: Ending,
 }
 
+impl FlightEnd {
+    /// What it says if it was the probe of a cool-down.
+    pub(in crate::dispatch) const fn as_probe(&self) -> ProbeEnd {
+        match self.contact {
+            Contact::None => ProbeEnd::NotSent,
+            Contact::Delivered | Contact::Sent if self.took.is_some() => ProbeEnd::Answered,
+            _ => ProbeEnd::Unknown,
+        }
+    }
+}
+
 /// How far a job got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::dispatch) enum Contact {
@@ -65,6 +81,8 @@ pub(in crate::dispatch) enum Contact {
     Unreachable,
     /// The job was sent, and not delivered.
     Sent,
+    /// The job was sent, and throttled.
+    Throttled,
     Delivered,
 }
 
@@ -78,9 +96,12 @@ impl Event {
     /// The job that was put back with it, if any.
     pub(in crate::dispatch) fn into_entry(self) -> Option<Entry> {
         match self {
-            Self::Back(entry) | Self::Retry(_, entry) | Self::Unparked(_, entry) => Some(entry),
+            Self::Back(entry)
+            | Self::Retry(_, entry)
+            | Self::Throttled(_, entry)
+            | Self::Unparked(_, entry) => Some(entry),
             Self::Refused(refused) => Some(refused.entry),
-            Self::Unused { .. } | Self::Pause(_) | Self::Parked | Self::Ended(_) => None,
+            Self::Unused { .. } | Self::Pause(_) | Self::CoolDown(_) | Self::Parked | Self::Ended(_) => None,
         }
     }
 }

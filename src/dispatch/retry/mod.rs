@@ -6,11 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::health::Suspicion;
+use crate::sink::{AnswerPolicy, Statuses};
 use crate::time::Micros;
-
-mod statuses;
-
-pub use statuses::Statuses;
 
 /// The policy for failed jobs: when they are tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,16 +24,16 @@ pub struct RetryPolicy {
     /// several in a row no more jobs are taken until one succeeds. Otherwise it costs an attempt, which suits a tool
     /// that people wait for.
     pub outlast: bool,
-    /// The answers after which a job is tried again; after others but 2xx it is dead at once.
-    pub statuses: Statuses,
-    /// The answers after which a job is dead at once, also where they ask callers to slow down.
-    pub never: Statuses,
-    /// The answers that may mean that this replica's credentials are refused, whatever the job.
-    pub on_unauthorized: RefusalStatuses,
+    /// What answers mean.
+    pub answers: AnswerPolicy,
     /// The shortest and the longest wait.
     pub backoff: Backoff,
     /// What differs after some answers; the first that contains a status applies.
     pub overrides: Arc<[StatusRetry]>,
+    /// The longest wait that an answer may ask for, of all jobs or one.
+    pub max_pause: Duration,
+    /// The longest wait between two probes where the downstream throttles and names none.
+    pub max_cooldown: Duration,
 }
 
 /// The bounds of the wait for another attempt.
@@ -59,40 +56,6 @@ pub struct StatusRetry {
     pub backoff: Backoff,
 }
 
-/// Statuses by which a downstream may refuse the caller's credentials.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefusalStatuses(u8);
-
-impl RefusalStatuses {
-    /// The statuses that the set can contain.
-    pub const KNOWN: [u16; 3] = [401, 403, 407];
-    /// The empty set: each refusal concerns its job.
-    pub const NONE: Self = Self(0);
-
-    /// The set of these statuses; `None` if one of them is not among [`RefusalStatuses::KNOWN`].
-    #[must_use]
-    pub fn new(statuses: &[u16]) -> Option<Self> {
-        statuses.iter().try_fold(Self::NONE, |all, status| Some(Self(all.0 | Self::bit(*status)?)))
-    }
-
-    /// Whether the set contains this status.
-    #[must_use]
-    pub fn contains(self, status: u16) -> bool {
-        Self::bit(status).is_some_and(|bit| self.0 & bit != 0)
-    }
-
-    fn bit(status: u16) -> Option<u8> {
-        Self::KNOWN.iter().position(|known| *known == status).map(|place| 1 << place)
-    }
-}
-
-impl Default for RefusalStatuses {
-    /// The set of 401 alone: a 403 is more often about the job's request.
-    fn default() -> Self {
-        Self(1)
-    }
-}
-
 impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
@@ -100,11 +63,11 @@ impl Default for RetryPolicy {
             max_throttled: None,
             max_age: None,
             outlast: true,
-            statuses: Statuses::temporary(),
-            never: Statuses::NONE,
-            on_unauthorized: RefusalStatuses::default(),
+            answers: AnswerPolicy::default(),
             backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(300) },
             overrides: Arc::default(),
+            max_pause: Duration::from_secs(300),
+            max_cooldown: Duration::from_secs(30),
         }
     }
 }
@@ -118,12 +81,21 @@ impl RetryPolicy {
         (failed < max_attempts).then(|| backoff.wait(failed).max(after.unwrap_or_default()))
     }
 
-    /// As [`RetryPolicy::backoff`], after this many attempts that the downstream throttled.
+    /// The wait of a job that the downstream has throttled `throttled` times, `None` if that was the last time that it may.
+    /// Where all wait, it is what the downstream asked for (`after`); where the job waits `alone`, having been throttled so
+    /// many times while others succeeded, its backoff, if that is longer.
     #[must_use]
-    pub fn throttled(&self, throttled: u32, status: u16, after: Option<Duration>) -> Option<Duration> {
+    pub fn throttled(
+        &self,
+        throttled: u32,
+        alone: u32,
+        status: u16,
+        after: Option<Duration>,
+    ) -> Option<Duration> {
         let (_, backoff) = self.after_status(Some(status));
-        let wait = || backoff.wait(throttled).max(after.unwrap_or_default());
-        self.max_throttled.is_none_or(|most| throttled < most).then(wait)
+        let own = || if alone == 0 { Duration::ZERO } else { backoff.wait(alone) };
+        let may = self.max_throttled.is_none_or(|most| throttled < most);
+        may.then(|| own().max(after.unwrap_or_default()))
     }
 
     /// Whether a job that was made at `born` is too old to be tried again at `next`, both by the same clock.
@@ -158,22 +130,33 @@ impl Backoff {
 pub(super) struct Attempts {
     /// The number of hand-overs to the sink in which it was sent, or may have been.
     pub(super) sent: u32,
-    /// How many of these the downstream throttled.
+    /// How many of these the downstream throttled, and when this replica was last told so.
     pub(super) throttled: u32,
+    pub(super) throttled_at: Option<Instant>,
+    /// How many of the last of them came in a row while other jobs succeeded.
+    pub(super) alone: u32,
+    /// Whether an attempt of this replica ended without an answer: the work may have been done, or be under way.
+    pub(super) is_unanswered: bool,
     /// How many of these the downstream answered by refusing the credentials.
     pub(super) refused: u32,
     /// The number of failed connections in a row.
     pub(super) unreachable: u32,
     /// The number of unintelligible answers.
     pub(super) unreadable: u32,
-    /// How many of the refusals were of credentials that have been replaced since.
+    pub(super) refusals: Refusals,
+}
+
+/// What is known of the refusals of the credentials of one job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refusals {
+    /// How many were of credentials that have been replaced since.
     pub(super) outdated: u32,
-    /// How many of the refusals were certainly not about the job, though nothing could replace the credentials.
+    /// How many were certainly not about the job, though nothing could replace the credentials.
     pub(super) blameless: u32,
     /// The mark of the row of refused jobs that it was in, if the credentials may be at fault.
     pub(super) suspicion: Option<Suspicion>,
     /// The instant of its first refusal since the last other answer, where the job itself may be at fault.
-    pub(super) refused_since: Option<Instant>,
+    pub(super) since: Option<Instant>,
 }
 
 impl Attempts {
@@ -184,7 +167,7 @@ impl Attempts {
 
     /// Whether it was tried, or could not be.
     pub(super) const fn has_begun(&self) -> bool {
-        self.sent > 0 || self.unreachable > 0 || self.suspicion.is_some()
+        self.sent > 0 || self.unreachable > 0 || self.refusals.suspicion.is_some()
     }
 }
 
@@ -220,10 +203,11 @@ mod tests {
 
     #[test]
     fn throttling_has_a_budget_of_its_own() {
-        assert!(policy().throttled(2, 429, None).is_some());
-        assert_eq!(policy().throttled(3, 429, None), None);
+        assert_eq!(policy().throttled(2, 0, 429, None), Some(Duration::ZERO), "all wait for the pause");
+        assert_eq!(policy().throttled(3, 0, 429, None), None);
         let unlimited = RetryPolicy { max_throttled: None, ..policy() };
-        assert!(unlimited.throttled(u32::MAX, 429, None).unwrap() <= unlimited.backoff.max);
+        let alone = unlimited.throttled(u32::MAX, u32::MAX, 429, None).unwrap();
+        assert!((unlimited.backoff.min..=unlimited.backoff.max).contains(&alone), "{alone:?}");
         let attempts = Attempts { sent: 7, throttled: 5, refused: 1, unreachable: 9, ..Attempts::default() };
         assert_eq!(attempts.failed(), 1);
     }
@@ -243,7 +227,7 @@ mod tests {
         assert_eq!(policy.backoff(2, Some(502), None), None);
         assert!(policy.backoff(39, Some(408), None).is_some());
         assert!(policy.backoff(39, None, None).is_some(), "there was no answer");
-        assert_eq!(policy.throttled(1, 503, None), Some(Duration::from_secs(1000)));
+        assert_eq!(policy.throttled(1, 1, 503, None), Some(Duration::from_secs(1000)));
     }
 
     #[test]
@@ -257,20 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn statuses_that_refuse_credentials() {
-        let default = RefusalStatuses::default();
-        assert!(default.contains(401) && !default.contains(403) && !default.contains(200));
-        let both = RefusalStatuses::new(&[403, 401, 403]).unwrap();
-        assert!(both.contains(401) && both.contains(403) && !both.contains(407));
-        assert_eq!(RefusalStatuses::new(&[]), Some(RefusalStatuses::NONE));
-        assert_eq!(RefusalStatuses::new(&[401, 404]), None);
-    }
-
-    #[test]
     fn waits_as_long_as_asked() {
         let asked = Duration::from_secs(1000);
         assert_eq!(policy().backoff(1, Some(500), Some(asked)), Some(asked));
-        assert_eq!(policy().throttled(1, 429, Some(asked)), Some(asked));
+        assert_eq!(policy().throttled(1, 0, 429, Some(asked)), Some(asked));
     }
 
     #[test]

@@ -131,7 +131,7 @@ async fn one_job_that_is_refused_among_others_that_are_not_is_dead_and_nothing_s
 #[tokio::test(start_paused = true)]
 async fn statuses_that_are_not_listed_are_about_the_job() {
     let mut bench = Bench::new("200/s", QUICK);
-    bench.options.retry.on_unauthorized = crate::dispatch::RefusalStatuses::NONE;
+    bench.options.retry.answers.on_unauthorized = crate::sink::Statuses::NONE;
     set(&bench.sink.secrets.accepts, false);
     let done = started(&mut bench, 20);
     bench.end();
@@ -340,7 +340,7 @@ async fn other_statuses_that_are_reloaded_end_the_stop() {
     tokio::time::sleep(10 * SECOND).await;
     assert_eq!(bench.ledger.all(), []);
     let mut options = bench.options.clone();
-    options.retry.on_unauthorized = crate::dispatch::RefusalStatuses::NONE;
+    options.retry.answers.on_unauthorized = crate::sink::Statuses::NONE;
     bench.control().reload(options);
     tokio::time::sleep(SECOND).await;
     assert_eq!(dead_letters(&bench), 20, "each answer is about its job now");

@@ -2,6 +2,7 @@
 
 mod absence;
 mod cancel;
+mod cooling;
 mod dear;
 mod drain;
 mod faults;

@@ -9,7 +9,13 @@ use crate::sink::Outcome;
 
 fn outdated(replaced: bool) -> Outcome {
     let detail = "the downstream answered 401 Unauthorized".to_owned();
-    Outcome::Outdated { detail, status: 401, replaced, response: None }
+    Outcome::Outdated {
+        detail,
+        status: 401,
+        replaced,
+        is: crate::sink::Meaning::Unauthorized,
+        response: None,
+    }
 }
 
 fn answer(bench: &Bench, id: &str, times: usize, replaced: bool) {
@@ -126,8 +132,8 @@ async fn what_is_refused_with_each_new_secret_is_judged_by_its_status_as_the_pol
     let cases = [("503", 4, Reason::Status), ("401", 3 + 5, Reason::AttemptsExhausted)];
     for (statuses, sent, reason) in cases {
         let mut bench = Bench::new("100/s", QUICK);
-        bench.options.retry.on_unauthorized = crate::dispatch::RefusalStatuses::NONE;
-        bench.options.retry.statuses = statuses.parse().unwrap();
+        bench.options.retry.answers.on_unauthorized = crate::sink::Statuses::NONE;
+        bench.options.retry.answers.on = statuses.parse().unwrap();
         bench.options.retry.max_attempts = 5;
         let ids = ["a", "b", "c", "d"];
         for id in ids {

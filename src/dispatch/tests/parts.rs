@@ -102,7 +102,6 @@ impl Bench {
                     backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(1) },
                     ..RetryPolicy::default()
                 },
-                max_pause: Duration::from_secs(300),
                 max_wait: None,
                 hold_max: Duration::from_secs(60),
                 on_unavailable: OnUnavailable::Hold,
@@ -272,7 +271,13 @@ pub(super) fn retry(status: u16) -> Outcome {
 }
 
 pub(super) fn throttled(after: Option<Duration>) -> Outcome {
-    Outcome::Throttled { detail: "status 429".to_owned(), status: 429, after, response: None }
+    Outcome::Throttled {
+        detail: "status 429".to_owned(),
+        status: 429,
+        after,
+        is_final: false,
+        response: None,
+    }
 }
 
 pub(super) fn unreachable() -> Outcome {

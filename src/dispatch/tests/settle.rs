@@ -64,7 +64,10 @@ async fn a_dead_letter_has_the_answer_that_its_job_died_of() {
     let response = told(404, "no such thing");
     bench.sink.answer("final", Outcome::Dead { reason, detail, status: Some(404), response });
     let (detail, response) = ("slow down".to_owned(), told(200, "not now"));
-    bench.sink.answer("throttled", Outcome::Throttled { detail, status: 200, after: None, response });
+    bench.sink.answer(
+        "throttled",
+        Outcome::Throttled { detail, status: 200, after: None, is_final: false, response },
+    );
     let jobs = [
         ("worn", Some(503), "third"),
         ("silent", None, ""),

@@ -1,9 +1,12 @@
 //! What a dispatcher tells of itself: how many jobs wait for what, and what binds.
 
+use std::sync::atomic::AtomicUsize;
+
 use super::pauses::update_record;
 use super::*;
 use crate::dispatch::{Binding, Snapshot};
 use crate::limit::Limit;
+use crate::sink::{Outcome, Response};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -132,6 +135,33 @@ async fn a_store_that_is_away_binds_and_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_api_that_answers_nothing_but_429_is_told_as_failing_with_what_it_says() {
+    let mut bench = Bench::new("100/s", QUICK);
+    let answers = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&answers);
+    bench.sink.answer_by(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let excerpt = bytes::Bytes::from_static(b"{\"error\": \"slow down\"}");
+        let response = Some(Response { status: 429, excerpt, ..Response::default() });
+        let detail = "the downstream answered 429 Too Many Requests".to_owned();
+        Some(Outcome::Throttled { detail, status: 429, after: None, is_final: false, response })
+    });
+    bench.publish_many(0..20);
+    let _done = bench.start();
+    // The first probes of the cool-down.
+    tokio::time::sleep(10 * SECOND).await;
+    let snapshot = snapshot(&bench).await;
+    let outage = snapshot.outage.as_ref().unwrap();
+    let kinds: Vec<(&str, u64)> =
+        outage.kinds.iter().map(|known| (known.kind.as_str(), known.count)).collect();
+    let answers = u64::try_from(answers.load(Ordering::SeqCst)).unwrap();
+    assert_eq!((kinds, outage.attempts), (vec![("429", answers)], answers));
+    assert!(answers >= 3, "{answers}");
+    let [failure] = snapshot.failures.as_slice() else { panic!("{snapshot:?}") };
+    assert_eq!(failure.response.as_deref(), Some(&b"{\"error\": \"slow down\"}"[..]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_api_that_cannot_be_reached_is_told_as_such() {
     let mut bench = Bench::new("100/s", QUICK);
     (0..10).for_each(|id| bench.sink.answer(&id.to_string(), unreachable()));
@@ -141,5 +171,5 @@ async fn an_api_that_cannot_be_reached_is_told_as_such() {
     tokio::time::sleep(QUICK * 300).await;
     let snapshot = bench.view().snapshot();
     let outage = snapshot.outage.as_ref().unwrap();
-    assert_eq!((outage.kind.as_str(), outage.attempts >= 3), ("connect", true), "{snapshot:?}");
+    assert_eq!((outage.kind.as_str(), outage.attempts >= 3), ("connect api:443", true), "{snapshot:?}");
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dispatch::{Backoff, RetryPolicy};
-use crate::sink::Outcome;
+use crate::sink::{AnswerPolicy, Outcome};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -98,13 +98,15 @@ async fn a_new_bound_of_the_wait_counts_for_the_jobs_that_come_then() {
 #[tokio::test(start_paused = true)]
 async fn statuses_are_tried_again_as_configured() {
     let mut bench = Bench::new("100/s", QUICK);
-    let (statuses, never) = ("404".parse().unwrap(), "429".parse().unwrap());
-    bench.options.retry = RetryPolicy { statuses, never, ..bench.options.retry };
+    let (on, never) = ("404".parse().unwrap(), "429".parse().unwrap());
+    bench.options.retry.answers = AnswerPolicy { on, never, ..AnswerPolicy::default() };
     let after = Some(5 * SECOND);
     bench.sink.answer("again", dead(404));
     bench.sink.answer("final", retry(503));
     let detail = "status 429".to_owned();
-    bench.sink.answer("pauses", Outcome::Throttled { detail, status: 429, after, response: None });
+    bench
+        .sink
+        .answer("pauses", Outcome::Throttled { detail, status: 429, after, is_final: false, response: None });
     for id in ["again", "final", "pauses"] {
         bench.publish(message(id));
     }

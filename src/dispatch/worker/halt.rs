@@ -124,7 +124,7 @@ impl Halt {
     /// Whether a job must not be sent yet for reasons other than the credentials.
     fn is_early(&self, entry: &Entry, now: Instant) -> bool {
         let is_unauthorized = matches!(self.health.state(), State::Unauthorized(_));
-        let waits = entry.attempts.suspicion.is_some() || entry.attempts.unreachable > 0;
+        let waits = entry.attempts.refusals.suspicion.is_some() || entry.attempts.unreachable > 0;
         is_unauthorized && entry.since() > now && !waits
     }
 
@@ -133,7 +133,7 @@ impl Halt {
         if !matches!(self.health.state(), State::Unauthorized(_)) {
             return Some(entry);
         }
-        let is_suspected = entry.attempts.suspicion.is_some();
+        let is_suspected = entry.attempts.refusals.suspicion.is_some();
         if is_suspected || self.unsuspected() < KEPT_UNREFUSED {
             self.candidates.push_back(entry);
             return None;
@@ -142,15 +142,15 @@ impl Halt {
     }
 
     fn unsuspected(&self) -> usize {
-        self.candidates.iter().filter(|entry| entry.attempts.suspicion.is_none()).count()
+        self.candidates.iter().filter(|entry| entry.attempts.refusals.suspicion.is_none()).count()
     }
 
     /// The job for the next trial: jobs with and without a refusal alternate.
     fn next_candidate(&mut self) -> Option<Entry> {
         let first = self.candidates.pop_front()?;
-        if first.attempts.suspicion.is_some() {
+        if first.attempts.refusals.suspicion.is_some() {
             // The next trial takes a job of the other kind.
-            let fresh = self.candidates.iter().position(|entry| entry.attempts.suspicion.is_none());
+            let fresh = self.candidates.iter().position(|entry| entry.attempts.refusals.suspicion.is_none());
             if let Some(fresh) = fresh.and_then(|place| self.candidates.remove(place)) {
                 self.candidates.push_front(fresh);
             }
@@ -226,7 +226,7 @@ impl Worker {
                 health.trial_job_failed(now);
                 health.unreachable(now)
             }
-            Contact::Sent => {
+            Contact::Sent | Contact::Throttled => {
                 health.connected();
                 health.trial_job_failed(now);
                 None
@@ -296,7 +296,7 @@ impl Worker {
         let mut entries: Vec<Entry> = self.halt.take_jobs().collect();
         entries.extend(self.engine.take_waiting());
         for mut entry in entries {
-            let waited = entry.attempts.suspicion.is_some() || entry.attempts.unreachable > 0;
+            let waited = entry.attempts.refusals.suspicion.is_some() || entry.attempts.unreachable > 0;
             match entry.since() {
                 due if due > now && !waited => self.engine.offer_later(due, entry),
                 since => {

@@ -1,7 +1,6 @@
 //! Applies options that change while jobs are in progress.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Worker;
 use crate::dispatch::cost::max_cost;
@@ -26,8 +25,9 @@ impl Worker {
         }
         let (downstream, on_limit) = (old.downstream.clone(), old.on_limit);
         let new = Options { downstream, on_limit, rules, ..new };
-        let refusals = new.retry.on_unauthorized != self.context.retry.on_unauthorized;
-        self.renew_context(new.retry.clone(), new.max_pause);
+        let refusals = new.retry.answers.on_unauthorized != self.context.retry.answers.on_unauthorized;
+        self.renew_context(new.retry.clone());
+        self.engine.follow_cool_downs(new.retry.max_cooldown);
         self.intake.max_wait = new.max_wait;
         self.parking.hold_max = new.hold_max;
         let settings = new.settings();
@@ -42,7 +42,7 @@ impl Worker {
     /// Applies the settings in force, which were `before`.
     pub(super) fn follow(&mut self, before: &Settings) {
         self.bound_costs();
-        self.renew_context(self.context.retry.clone(), self.context.max_pause);
+        self.renew_context(self.context.retry.clone());
         let window = self.engine.settings().window();
         if window != before.window() {
             self.halt.set_window(window);
@@ -50,21 +50,11 @@ impl Worker {
     }
 
     /// Sets the options of flights from now on, with the tolerance in force.
-    fn renew_context(&mut self, retry: RetryPolicy, max_pause: Duration) {
-        let FlightContext { downstream, sink, preflight, meters, letters, sending, is_failing, .. } =
-            &*self.context;
+    fn renew_context(&mut self, retry: RetryPolicy) {
         let tolerance = self.engine.release().tolerance();
-        self.context = Arc::new(FlightContext {
-            downstream: downstream.clone(),
-            sink: Arc::clone(sink),
-            retry,
-            max_pause,
-            preflight: Preflight { tolerance, ..preflight.clone() },
-            meters: meters.clone(),
-            letters: Arc::clone(letters),
-            sending: Arc::clone(sending),
-            is_failing: Arc::clone(is_failing),
-        });
+        let context = FlightContext::clone(&self.context);
+        let preflight = Preflight { tolerance, ..context.preflight };
+        self.context = Arc::new(FlightContext { retry, preflight, ..context });
     }
 
     /// Adapts the highest cost of jobs to the limits in force.

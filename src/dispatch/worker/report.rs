@@ -84,17 +84,17 @@ impl Worker {
         let since = |at: Instant| std::time::Duration::from_secs(at.elapsed().as_secs());
         match line {
             Line::Begins(outage) => {
-                let (kind, detail) = (&outage.kind, &outage.detail);
-                tracing::warn!(downstream, kind, detail, "the downstream fails, attempt after attempt");
+                let (kinds, detail) = (outage.kinds(), &outage.detail);
+                tracing::warn!(downstream, kinds, detail, "the downstream fails, attempt after attempt");
             }
             Line::GoesOn(outage) => {
-                let (kind, detail, attempts) = (&outage.kind, &outage.detail, outage.attempts);
+                let (kinds, detail, attempts) = (outage.kinds(), &outage.detail, outage.attempts);
                 let lasts = since(outage.since);
-                tracing::warn!(downstream, kind, detail, attempts, ?lasts, "the downstream still fails");
+                tracing::warn!(downstream, kinds, detail, attempts, ?lasts, "the downstream still fails");
             }
             Line::IsOver(outage) => {
-                let (attempts, lasted) = (outage.attempts, since(outage.since));
-                tracing::info!(downstream, failed = attempts, ?lasted, "the downstream works again");
+                let (kinds, attempts, lasted) = (outage.kinds(), outage.attempts, since(outage.since));
+                tracing::info!(downstream, failed = attempts, kinds, ?lasted, "the downstream works again");
             }
         }
     }

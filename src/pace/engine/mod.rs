@@ -8,6 +8,7 @@ mod absence;
 mod answers;
 mod ask;
 mod cancelled;
+mod cooling;
 mod drain;
 mod ends;
 mod opening;
@@ -57,6 +58,8 @@ struct Driver<W> {
     /// The effects that it has not taken yet.
     effects: Vec<Effect<W>>,
     connections: Connections,
+    /// Whether the driver has suspended the engine.
+    is_suspended: bool,
     /// When this replica ends, once that is known.
     ends_at: Option<Instant>,
 }
@@ -120,15 +123,20 @@ impl<W: Waiter> Engine<W> {
         let (settings, now) = (given.clone().policing(), Instant::now());
         let meters = Meters::new(&settings.downstream, settings.on_limit);
         meters.rate_in_force(settings.limits.rate().per_second(), false);
-        let schedule = Schedule::new(&settings);
+        let (schedule, pacing) = (Schedule::new(&settings), Pacing::new(&settings, now));
         store.set_horizon(&settings.downstream, schedule.turns().farthest());
         Self {
             backlog: Backlog::new(settings.plans.len()),
             schedule,
-            pacing: Pacing::new(&settings, now),
-            terms: SharedTerms::new(given, now),
+            terms: SharedTerms::new(given, Arc::clone(pacing.replica()), now),
+            pacing,
             release: Release::new(&settings),
-            driver: Driver { effects: Vec::new(), connections: Connections::default(), ends_at: None },
+            driver: Driver {
+                effects: Vec::new(),
+                connections: Connections::default(),
+                is_suspended: false,
+                ends_at: None,
+            },
             settings: Arc::new(settings),
             store,
             meters,
@@ -152,6 +160,7 @@ impl<W: Waiter> Engine<W> {
     /// Continues as the replica of a previous engine that ended. Since it is no start, it follows the limits in force
     /// instead of proposing its own.
     pub(crate) fn continuing_as(mut self, replica: Arc<str>) -> Self {
+        self.terms.cooling_mut().set_replica(Arc::clone(&replica));
         self.pacing.set_replica(replica);
         self.terms.do_not_propose();
         self
@@ -274,6 +283,7 @@ impl<W: Waiter> Engine<W> {
         self.end_waits(now);
         self.release_openly(now, admission);
         self.release_due(Deadline::at(now));
+        self.tick_cooling(now, admission);
         self.ask(now, admission);
         self.give_back_unneeded_turn(now);
         let circumstances = self.circumstances();
@@ -338,6 +348,7 @@ impl<W: Waiter> Engine<W> {
             match due {
                 Due::Now(held) => {
                     self.driver.connections.on_release(now.instant());
+                    self.terms.cooling_mut().on_sent();
                     self.driver.effects.push(Effect::Release(held));
                 }
                 Due::Missed(held) => {

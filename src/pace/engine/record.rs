@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Effect, Engine};
 use crate::pace::meters::Abandoned;
-use crate::pace::terms::{Adopted, Circumstances, PauseChange, Purpose, RecordReply};
+use crate::pace::terms::{Adopted, Circumstances, PauseChange, Paused, Purpose, RecordReply};
 use crate::pace::{LaneId, OnLimit, Settings, Waiter};
 use crate::store::{Observed, RecordState, Status};
 use crate::time::{Deadline, Micros};
@@ -23,6 +23,7 @@ impl<W: Waiter> Engine<W> {
             is_away: state.is_away(),
             are_slots_requested: self.pacing.is_calling() || will_retry,
             somebody_waits: !self.backlog.is_empty() || self.release.held() > 0,
+            probe_from: self.probe_from(),
         }
     }
 
@@ -36,7 +37,7 @@ impl<W: Waiter> Engine<W> {
     pub(super) fn on_record_reply(&mut self, purpose: &Purpose, reply: RecordReply) {
         let RecordReply { sent, received, answer } = reply;
         match answer {
-            Ok(RecordState { now, epoch, status, terms, .. }) => {
+            Ok(RecordState { now, epoch, status, terms, cool_down, .. }) => {
                 self.meters.record_answered(received - sent);
                 self.on_store_there(received);
                 let observed = self.observe(sent, now, epoch, received);
@@ -46,9 +47,12 @@ impl<W: Waiter> Engine<W> {
                     self.schedule.forget();
                     self.pacing.reserve_by(received);
                 }
-                if self.on_status(status, now, epoch, observed)
-                    && let Some(adopted) = self.terms.on_record(status, terms, now)
-                {
+                let is_newest = self.on_status(status, now, epoch, observed);
+                // Answers about the record alone have it, and they come in order.
+                if !self.terms.agreement().is_lost() {
+                    self.follow_cool_down(cool_down, received);
+                }
+                if is_newest && let Some(adopted) = self.terms.on_record(status, terms, now) {
                     self.adopt(adopted);
                 }
             }
@@ -174,7 +178,8 @@ impl<W: Waiter> Engine<W> {
             }
             Some(PauseChange::Until { end, until, why, is_news }) => {
                 self.meters.paused(true);
-                if is_news {
+                let is_operators = matches!(self.terms.pauses().current(), Some((Paused::Operator, _)));
+                if is_news && (is_operators || !self.terms.cooling().is_on()) {
                     tracing::warn!(downstream, until, why, "paused: nothing is released");
                 } else {
                     tracing::debug!(downstream, until, why, "the pause ends then");

@@ -15,6 +15,13 @@ impl<W: Waiter> Engine<W> {
     /// Stops requesting slots, for this reason, and gives up held slots. One waiter at a time may be tried; see
     /// [`Engine::try_one`].
     pub(crate) fn suspend(&mut self, reason: Abandoned) {
+        self.driver.is_suspended = true;
+        self.terms.cooling_mut().give_back(Instant::now());
+        self.hold_back(reason);
+    }
+
+    /// [`Engine::suspend`], also where it is not the driver's.
+    pub(super) fn hold_back(&mut self, reason: Abandoned) {
         // The last one goes first, since only the last slot can go back to the store.
         for Unused { lane, cost, slot, .. } in self.release.unused().into_iter().rev() {
             self.give_back_unused((lane, cost, slot));
@@ -29,8 +36,16 @@ impl<W: Waiter> Engine<W> {
         trial.into_iter().for_each(|waiter| self.backlog.push(waiter));
     }
 
-    /// Requests slots for all waiters again.
+    /// Requests slots for all waiters again, unless the downstream is cooling down.
     pub(crate) fn resume(&mut self) {
+        self.driver.is_suspended = false;
+        if self.terms.cooling().is_on() {
+            return self.hold_back(Abandoned::CoolingDown);
+        }
+        self.go_on();
+    }
+
+    pub(super) fn go_on(&mut self) {
         if let Some(waiter) = self.pacing.resume(Instant::now()) {
             self.backlog.push(waiter);
         }
@@ -52,10 +67,10 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the instant from which the trial waiter may have a slot, or be released without one; `None` while it may
     /// not.
-    fn trial_from(&self) -> Option<Instant> {
+    pub(super) fn trial_from(&self) -> Option<Instant> {
         let may =
             if self.pacing.state().is_open() { !self.terms.pauses().is_paused() } else { self.may_ask() };
-        (may && self.release.is_quiet()).then(|| self.ask_from())
+        (may && self.is_quiet()).then(|| self.ask_from())
     }
 
     /// Returns the instant at which [`Engine::ask`] requests a slot for the trial waiter.

@@ -89,6 +89,9 @@ impl<W: Waiter> Engine<W> {
         if let Some((paused, end)) = self.terms.pauses().current() {
             return Hold::Paused(paused, end.map(crate::time::Deadline::instant));
         }
+        if let Some(at) = self.terms.cooling().probe_at() {
+            return Hold::Paused(Paused::Downstream, Some(at.max(Instant::now())));
+        }
         if let Some(due) = next_due.filter(|_| !has_ready) {
             return Hold::NotDue(due);
         }

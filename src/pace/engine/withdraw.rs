@@ -122,6 +122,7 @@ impl<W: Waiter> Engine<W> {
     /// Gives back what the store can still use, before the engine ends: slots that are on their way back, the turn, and
     /// this replica's lease. It waits for the store. Cancel safe: what is not given back then is lost.
     pub(crate) async fn leave(&mut self) {
+        self.end_cooling().await;
         let asker = self.take_turn(Instant::now());
         self.pacing.leave(asker, (&self.store, &self.settings)).await;
     }

@@ -1,6 +1,7 @@
 //! The state that all replicas of a downstream share: the limits in force, pauses, and cancelled waiters.
 
 mod agreement;
+mod cooling;
 mod known_tombstones;
 mod pauses;
 mod record;
@@ -12,6 +13,8 @@ use tokio::time::Instant;
 
 use agreement::Wanted;
 pub(crate) use agreement::{Adopted, Agreement};
+use cooling::Cooling;
+pub(crate) use cooling::{CoolingChange, KnownCooling, ProbeEnd};
 pub(crate) use known_tombstones::CancelledIds;
 pub(crate) use pauses::{PauseChange, Paused, Pauses};
 use record::RecordCalls;
@@ -30,6 +33,8 @@ pub(crate) struct SharedTerms {
     agreement: Agreement,
     /// The known pauses.
     pauses: Pauses,
+    /// The cool-down.
+    cooling: Cooling,
     /// The calls about the record.
     calls: RecordCalls,
     /// The cancelled waiters; `None` where waiters have no ids by which they could be cancelled.
@@ -53,6 +58,8 @@ pub(crate) struct Circumstances {
     pub(crate) are_slots_requested: bool,
     /// There is a waiter, with or without a slot.
     pub(crate) somebody_waits: bool,
+    /// When a waiter could go as a probe.
+    pub(crate) probe_from: Option<Instant>,
 }
 
 /// The news of an answer besides its slots.
@@ -65,10 +72,11 @@ pub(crate) struct StatusNews {
 }
 
 impl SharedTerms {
-    pub(crate) fn new(given: Settings, now: Instant) -> Self {
+    pub(crate) fn new(given: Settings, replica: Arc<str>, now: Instant) -> Self {
         Self {
             agreement: Agreement::new(given),
             pauses: Pauses::default(),
+            cooling: Cooling::new(replica),
             calls: RecordCalls::new(now),
             tombstones: None,
         }
@@ -82,6 +90,14 @@ impl SharedTerms {
     /// Returns the known pauses.
     pub(crate) const fn pauses(&self) -> &Pauses {
         &self.pauses
+    }
+
+    pub(crate) const fn cooling(&self) -> &Cooling {
+        &self.cooling
+    }
+
+    pub(crate) const fn cooling_mut(&mut self) -> &mut Cooling {
+        &mut self.cooling
     }
 
     /// Keeps this replica's own limits from being proposed, unless the store has none.
@@ -157,6 +173,7 @@ impl SharedTerms {
         match purpose {
             Purpose::Penalize(end) => self.pauses.on_confirmed(*end),
             Purpose::Recall(_) => self.agreement.on_recalled(),
+            Purpose::CoolDown { told, .. } => self.cooling.confirmed(*told),
             Purpose::Read | Purpose::Write { .. } => {}
         }
     }
@@ -289,6 +306,10 @@ impl SharedTerms {
         if let Some(end) = self.pauses.to_report(now) {
             return Some(Purpose::Penalize(end));
         }
+        if let Some(told) = self.cooling.to_tell(now, circumstances.probe_from).filter(|_| may_call) {
+            let (replica, longest) = (Arc::clone(self.cooling.replica()), self.cooling.longest());
+            return Some(Purpose::CoolDown { told, replica, longest });
+        }
         match self.agreement.wanted().filter(|_| may_call) {
             Some(Wanted::Write { of, text }) => return Some(Purpose::Write { of, text }),
             Some(Wanted::Read) => return Some(Purpose::Read),
@@ -311,9 +332,11 @@ impl SharedTerms {
         if self.calls.is_calling() || circumstances.is_away {
             return None;
         }
-        let wants = self.agreement.is_lost() || self.agreement.wanted().is_some();
+        let wants =
+            self.agreement.is_lost() || self.agreement.wanted().is_some() || self.cooling.is_unconfirmed();
         let wanted = wants.then(|| self.calls.next_at());
-        [wanted, self.pauses.report_at(), self.read_due(circumstances)].into_iter().flatten().min()
+        let probe = self.cooling.wake_at(circumstances.probe_from).map(|at| at.max(self.calls.next_at()));
+        [wanted, probe, self.pauses.report_at(), self.read_due(circumstances)].into_iter().flatten().min()
     }
 
     fn read_due(&self, circumstances: Circumstances) -> Option<Instant> {

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Uri;
@@ -45,9 +46,28 @@ pub(super) struct Connector {
     tls: Option<(Tls, String)>,
     /// The host that is dialled: that of the downstream, or the proxy.
     origin: Uri,
-    /// The proxy that is to be asked for a tunnel, and the `HOST:PORT` at its other end.
-    tunnel: Option<(Proxy, String)>,
+    /// The `HOST:PORT` of that host.
+    dialled: Arc<str>,
+    /// The `HOST:PORT` of the downstream.
+    target: Arc<str>,
+    /// The proxy that is to be asked for a tunnel to the downstream.
+    tunnel: Option<Proxy>,
     timeout: Duration,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) struct Unconnected {
+    /// The `HOST:PORT` that failed: the proxy's, up to the tunnel, or the downstream's.
+    pub(super) peer: Arc<str>,
+    /// The error, for people.
+    pub(super) detail: String,
+}
+
+/// The host and the port of a URL, as `HOST:PORT`.
+pub(super) fn address(url: &Url) -> String {
+    let port = url.port_or_known_default().unwrap_or_default();
+    format!("{}:{port}", url.host_str().unwrap_or_default())
 }
 
 impl Connector {
@@ -59,9 +79,12 @@ impl Connector {
         route: Route,
     ) -> Result<Self, HttpError> {
         let host = base.host_str().unwrap_or_default();
-        let port = base.port_or_known_default().unwrap_or_default();
-        let origin = format!("{}://{host}:{port}/", base.scheme());
-        let origin = route.proxy.as_ref().map_or(&*origin, Proxy::origin);
+        let target: Arc<str> = address(base).into();
+        let origin = format!("{}://{target}/", base.scheme());
+        let (origin, dialled) = match &route.proxy {
+            Some(proxy) => (proxy.origin(), proxy.address().into()),
+            None => (&*origin, Arc::clone(&target)),
+        };
         let origin = origin
             .parse()
             .map_err(|_| HttpError::BaseUrl("has a host that no request can name".to_owned()))?;
@@ -75,7 +98,7 @@ impl Connector {
             None
         };
         // A request over http names its host itself, so a proxy needs no tunnel for it, and may not allow one.
-        let tunnel = route.proxy.filter(|_| is_https).map(|proxy| (proxy, format!("{host}:{port}")));
+        let tunnel = route.proxy.filter(|_| is_https);
         let timeout = timeout.min(LONGEST_CONNECT);
         let mut tcp = HttpConnector::new_with_resolver(Resolver::new(lookup));
         tcp.enforce_http(false);
@@ -87,26 +110,44 @@ impl Connector {
         tcp.set_keepalive_retries(Some(PROBES));
         #[cfg(target_os = "linux")]
         tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
-        Ok(Self { tcp, tls, origin, tunnel, timeout })
+        Ok(Self { tcp, tls, origin, dialled, target, tunnel, timeout })
     }
 
-    /// Opens a connection that is ready for a request; the error is a text for people.
-    pub(super) async fn open(&self) -> Result<Connection, String> {
-        match timeout(self.timeout, self.try_open()).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(chain(&*error)),
-            Err(_) => Err(format!("no connection within {:?}", self.timeout)),
-        }
+    /// The `HOST:PORT` that is dialled: that of the downstream, or the proxy's.
+    pub(super) const fn dialled(&self) -> &Arc<str> {
+        &self.dialled
     }
 
-    async fn try_open(&self) -> Result<Connection, Box<dyn Error + Send + Sync>> {
+    /// The `HOST:PORT` of the downstream.
+    pub(super) const fn target(&self) -> &Arc<str> {
+        &self.target
+    }
+
+    /// Opens a connection that is ready for a request.
+    pub(super) async fn open(&self) -> Result<Connection, Unconnected> {
+        let mut peer = &self.dialled;
+        let opened = timeout(self.timeout, self.try_open(&mut peer)).await;
+        let detail = match opened {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(error)) => chain(&*error),
+            Err(_) => format!("no connection within {:?}", self.timeout),
+        };
+        Err(Unconnected { peer: Arc::clone(peer), detail })
+    }
+
+    /// Opens a connection, and notes in `peer` which host is spoken to.
+    async fn try_open<'a>(
+        &'a self,
+        peer: &mut &'a Arc<str>,
+    ) -> Result<Connection, Box<dyn Error + Send + Sync>> {
         let mut tcp = self.tcp.clone();
         poll_fn(|cx| tcp.poll_ready(cx)).await?;
         let stream = tcp.call(self.origin.clone()).await?;
         let Some((tls, host)) = &self.tls else { return Ok(Connection::new(stream).await?) };
         let mut stream = stream.into_inner();
-        if let Some((proxy, target)) = &self.tunnel {
-            proxy.open_tunnel(&mut stream, target).await?;
+        if let Some(proxy) = &self.tunnel {
+            proxy.open_tunnel(&mut stream, &self.target).await?;
+            *peer = &self.target;
         }
         let stream = tls.connect(host, stream).await?;
         Ok(Connection::new(TokioIo::new(stream)).await?)

@@ -6,6 +6,7 @@ mod credentials;
 mod endpoint;
 mod error;
 mod guard;
+mod meaning;
 mod oauth2;
 mod options;
 mod pool;
@@ -18,19 +19,21 @@ mod upload;
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use tokio::time::{Instant, timeout_at};
 
-use super::{BodyMatch, LastLook, Outcome, Sink, Soon};
-use crate::job::{Job, Reason, shown};
+use super::{Handover, LastLook, Meaning, Outcome, Sink, Soon};
+use crate::job::{Job, shown};
 use crate::tls;
 
+use connect::Unconnected;
 use connection::Outgoing;
 pub use error::HttpError;
+pub use meaning::{Answered, By, Decision, decide};
 use oauth2::Replacement;
 pub use oauth2::{ClientAuth, OAuth2Client, OAuth2Options, check_token_url};
 pub use options::HttpOptions;
@@ -62,7 +65,6 @@ pub struct HttpSink {
     /// Whose token every request has.
     tokens: Option<OAuth2Client>,
     timeout: Duration,
-    throttled_when: Option<BodyMatch>,
     keep_response: bool,
 }
 
@@ -107,40 +109,58 @@ impl HttpSink {
         options.check_timeout()?;
         let timeout = options.timeout.min(LONGEST_TIMEOUT);
         let target = Target::new(&options, timeout, lookup)?;
-        let HttpOptions { throttled_when, keep_response, .. } = options;
-        Ok(Self { target, tokens: None, timeout, throttled_when, keep_response })
+        let keep_response = options.keep_response;
+        Ok(Self { target, tokens: None, timeout, keep_response })
     }
 
-    async fn attempt(&self, job: &Job, look: LastLook<'_>) -> Outcome {
+    async fn attempt(&self, job: &Job, handover: Handover<'_>) -> Outcome {
         let deadline = Instant::now() + self.timeout;
         let basis = match self.basis(deadline).await {
             Ok(basis) => basis,
-            Err(detail) => return Outcome::Unreachable { detail },
+            Err(detail) => {
+                self.tokens.iter().for_each(|tokens| handover.peer.set(&tokens.address()));
+                return Outcome::Unreachable { detail };
+            }
         };
         let request = match basis.request(job) {
             Ok(request) => request,
             Err((reason, detail)) => return Outcome::Dead { reason, detail, status: None, response: None },
         };
         let pool = &basis.current.pool;
-        match self.exchange(pool, request, look, deadline).await {
+        let exchanged = self.exchange(pool, request, handover.look, deadline).await;
+        let is_by_proxy = |answer: &Answer| basis.current.endpoint.is_refused_by_proxy(answer.head.status());
+        handover.peer.set(match &exchanged {
+            Err(Failed::Unreachable(error)) => &error.peer,
+            Ok(Some(answer)) if is_by_proxy(answer) => pool.dialled(),
+            _ => pool.target(),
+        });
+        match exchanged {
             Ok(None) => Outcome::Missed,
-            Ok(Some(answer)) if basis.current.endpoint.is_refused_by_proxy(answer.head.status()) => {
+            Ok(Some(answer)) if is_by_proxy(&answer) => {
                 let detail = "the proxy refuses the credentials (407); correct the user and the password in http.proxy";
                 Outcome::Unreachable { detail: detail.to_owned() }
             }
             Ok(Some(answer)) => {
-                let is_refused = answer.head.status() == StatusCode::UNAUTHORIZED;
                 let wanted = Wanted {
                     reply: job.reply.is_some(),
                     excerpt: self.keep_response,
-                    throttled_when: self.throttled_when.as_ref(),
+                    answers: handover.answers,
+                    repeats_unanswered: handover.repeats_unanswered,
                 };
                 let (outcome, reusable) = response::outcome(answer, wanted).await;
                 pool.on_answered(reusable);
-                // Its future is large, and few requests need it.
-                if is_refused { Box::pin(self.judge_refusal(outcome, &basis)).await } else { outcome }
+                match outcome {
+                    // Its future is large, and few requests need it.
+                    Outcome::Unauthorized { .. }
+                    | Outcome::Throttled { status: 401, .. }
+                    | Outcome::Retry { status: Some(401), .. }
+                    | Outcome::Dead { status: Some(401), .. } => {
+                        Box::pin(self.judge_refusal(outcome, &basis)).await
+                    }
+                    outcome => outcome,
+                }
             }
-            Err(Failed::Unreachable(detail)) => Outcome::Unreachable { detail },
+            Err(Failed::Unreachable(error)) => Outcome::Unreachable { detail: error.detail },
             Err(Failed::Unreadable(detail)) => Outcome::Unreadable { detail },
             Err(Failed::Sent { reason, detail }) => {
                 Outcome::Retry { reason, detail, status: None, after: None, response: None }
@@ -164,17 +184,27 @@ impl HttpSink {
     /// Decides whether a refusal (401) is about the credentials alone, since they were replaced meanwhile, or should be:
     /// the files are read now, and a token of OAuth2 is replaced.
     async fn judge_refusal(&self, outcome: Outcome, used: &Basis) -> Outcome {
-        let Outcome::Dead { status: Some(status), .. } = outcome else { return outcome };
-        let is_replaced = self.replace(used).await;
-        let Outcome::Dead { mut detail, response, .. } = outcome else { return outcome };
-        let Some(replaced) = is_replaced else {
-            return Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response };
+        let Some(replaced) = self.replace(used).await else { return outcome };
+        let (is, mut detail, status, response) = match outcome {
+            Outcome::Unauthorized { detail, status, response } => {
+                (Meaning::Unauthorized, detail, status, response)
+            }
+            Outcome::Throttled { detail, status, response, .. } => {
+                (Meaning::Throttled, detail, status, response)
+            }
+            Outcome::Retry { detail, status: Some(status), response, .. } => {
+                (Meaning::Retry, detail, status, response)
+            }
+            Outcome::Dead { detail, status: Some(status), response, .. } => {
+                (Meaning::Dead, detail, status, response)
+            }
+            outcome => return outcome,
         };
         detail.push_str(match replaced {
             true => "; the credentials that it refused have been replaced since",
             false => "; and there is no new OAuth2 token",
         });
-        Outcome::Outdated { detail, status, replaced, response }
+        Outcome::Outdated { detail, status, replaced, is, response }
     }
 
     /// Replaces credentials that were refused, if that can be done: returns whether there are others now, or `None` if
@@ -207,7 +237,7 @@ impl HttpSink {
         loop {
             let taken = timeout_at(deadline, pool.take()).await;
             let (mut aging, reused) = taken
-                .map_err(|_| Failed::Unreachable(self.too_late("no connection")))?
+                .map_err(|_| Failed::unreachable(pool.dialled(), self.too_late("no connection")))?
                 .map_err(Failed::Unreachable)?;
             if !look() {
                 pool.put(aging);
@@ -221,8 +251,10 @@ impl HttpSink {
                 // If the error contains the request, nothing of it was written: the server had closed the connection.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if reused => request = unsent,
-                    Some(_) => return Err(Failed::Unreachable(chain(&error.into_error()))),
-                    None => return Err(Failed::after_sending(&error.into_error())),
+                    Some(_) => {
+                        return Err(Failed::unreachable(pool.target(), chain(&error.into_error())));
+                    }
+                    None => return Err(Failed::after_sending(pool, &error.into_error())),
                 },
             }
         }
@@ -236,7 +268,7 @@ impl HttpSink {
 /// The ways in which an attempt can fail without an answer.
 enum Failed {
     /// Nothing of the request was written.
-    Unreachable(String),
+    Unreachable(Unconnected),
     /// The downstream has the request, and its answer is not HTTP.
     Unreadable(String),
     /// The downstream may have the request.
@@ -244,12 +276,16 @@ enum Failed {
 }
 
 impl Failed {
+    fn unreachable(peer: &Arc<str>, detail: String) -> Self {
+        Self::Unreachable(Unconnected { peer: Arc::clone(peer), detail })
+    }
+
     /// Classifies an error that occurred after a part of the request was written.
-    fn after_sending(error: &hyper::Error) -> Self {
+    fn after_sending(pool: &Pool, error: &hyper::Error) -> Self {
         let detail = chain(error);
         // In TLS 1.3 the server looks at the client's certificate when the first request may be under way.
         if tls::refusal(error).is_some_and(tls::Refusal::is_of_client) {
-            return Self::Unreachable(detail);
+            return Self::unreachable(pool.target(), detail);
         }
         if error.is_parse() {
             return Self::Unreadable(format!("the answer cannot be parsed: {detail}"));
@@ -259,8 +295,8 @@ impl Failed {
 }
 
 impl Sink for HttpSink {
-    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
-        Box::pin(self.attempt(job, look))
+    fn release<'a>(&'a self, job: &'a Job, handover: Handover<'a>) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.attempt(job, handover))
     }
 
     fn warm(&self, soon: Soon) -> Option<BoxFuture<'static, ()>> {

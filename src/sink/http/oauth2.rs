@@ -173,6 +173,11 @@ impl OAuth2Client {
         self.wait_or(false).await
     }
 
+    /// The `HOST:PORT` of the token server.
+    pub(super) fn address(&self) -> Arc<str> {
+        self.0.asker.address().into()
+    }
+
     /// Waits for a token, for as long as it backs off, and for one request: whether the token server gives one is to be
     /// found out. The error is for people, without any secret.
     ///

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::endpoint::{self, Endpoint};
 use super::error::HttpError;
-use crate::sink::BodyMatch;
 use crate::tls::Tls;
 
 /// The options of an HTTP sink.
@@ -22,8 +21,6 @@ pub struct HttpOptions {
     /// connections of many sinks end one by one, and new ones follow changes of the host's address. Zero stands for no
     /// bound.
     pub max_connection_age: Duration,
-    /// The body of a success by which the downstream throttles: at most 64 KiB of it are read.
-    pub throttled_when: Option<BodyMatch>,
     /// Whether the beginning of an answer that is no delivery is kept, for the dead letter
     /// ([`Response::excerpt`](crate::sink::Response::excerpt)).
     pub keep_response: bool,
@@ -45,7 +42,6 @@ impl HttpOptions {
             timeout: Duration::from_secs(30),
             headers: Vec::new(),
             max_connection_age: Duration::from_secs(90),
-            throttled_when: None,
             keep_response: true,
             tls: None,
             proxy: None,

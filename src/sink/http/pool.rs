@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::SECOND;
-use super::connect::Connector;
+use super::connect::{Connector, Unconnected};
 use super::connection::Connection;
 use crate::sink::Soon;
 
@@ -82,7 +82,7 @@ struct Shared {
 struct State {
     /// The idle connections, in the order in which they became idle. The newest is used first.
     idle: Vec<Idle>,
-    waiting: VecDeque<oneshot::Sender<Result<Taken, String>>>,
+    waiting: VecDeque<oneshot::Sender<Result<Taken, Unconnected>>>,
     opening: usize,
     /// Whether a task closes connections that are idle for too long.
     swept: bool,
@@ -107,10 +107,20 @@ impl Pool {
         }))
     }
 
+    /// The `HOST:PORT` that is dialled: that of the downstream, or the proxy's.
+    pub(super) fn dialled(&self) -> &Arc<str> {
+        self.0.connector.dialled()
+    }
+
+    /// The `HOST:PORT` of the downstream.
+    pub(super) fn target(&self) -> &Arc<str> {
+        self.0.connector.target()
+    }
+
     /// Returns an idle connection, or else the first one that becomes idle or opens, or else why none could be opened.
     ///
     /// Cancel safe.
-    pub(super) async fn take(&self) -> Result<Taken, String> {
+    pub(super) async fn take(&self) -> Result<Taken, Unconnected> {
         let waiting = {
             let now = Instant::now();
             let mut state = self.0.state();
@@ -127,14 +137,14 @@ impl Pool {
             receiver
         };
         // The task that opens a connection always answers, even if it is aborted.
-        waiting.await.unwrap_or_else(|_| Err("the runtime is shutting down".to_owned()))
+        waiting.await.unwrap_or_else(|_| Err(self.0.shutting_down()))
     }
 
     /// Opens another connection and keeps it for the next send; the error says why there is none.
     ///
     /// Cancel safe.
     pub(super) async fn open_another(&self) -> Result<(), String> {
-        let connection = self.0.connector.open().await?;
+        let connection = self.0.connector.open().await.map_err(|error| error.detail)?;
         self.put(Aging::new(connection, self.0.max_age));
         Ok(())
     }
@@ -208,6 +218,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn shutting_down(&self) -> Unconnected {
+        let peer = Arc::clone(self.connector.dialled());
+        Unconnected { peer, detail: "the runtime is shutting down".to_owned() }
+    }
+
     fn open(self: &Arc<Self>, state: &mut State) {
         state.opening += 1;
         self.opening.send_replace(state.opening);
@@ -217,7 +232,7 @@ impl Shared {
 
     /// Gives a connection, or the reason why there is none, to the send that waits longest; without one the connection
     /// is kept.
-    fn give(self: &Arc<Self>, state: &mut State, mut taken: Result<Taken, String>) {
+    fn give(self: &Arc<Self>, state: &mut State, mut taken: Result<Taken, Unconnected>) {
         while let Some(waiting) = state.waiting.pop_front() {
             match waiting.send(taken) {
                 Ok(()) => return,
@@ -258,7 +273,7 @@ async fn sweep(shared: Weak<Shared>) {
 /// A connection that is being opened. However the attempt ends, it is counted down, and a waiting send is answered.
 struct Opening {
     shared: Arc<Shared>,
-    opened: Option<Result<Connection, String>>,
+    opened: Option<Result<Connection, Unconnected>>,
 }
 
 impl Opening {
@@ -269,7 +284,7 @@ impl Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        let opened = self.opened.take().unwrap_or_else(|| Err("the runtime is shutting down".to_owned()));
+        let opened = self.opened.take().unwrap_or_else(|| Err(self.shared.shutting_down()));
         let mut state = self.shared.state();
         state.opening -= 1;
         self.shared.opening.send_replace(state.opening);

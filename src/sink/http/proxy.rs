@@ -18,7 +18,7 @@ const MAX_HEAD: usize = 8 * 1024;
 pub(super) struct Proxy {
     /// `http://HOST:PORT/`
     origin: String,
-    /// `HOST:PORT`, for errors.
+    /// `HOST:PORT`, for people.
     address: String,
     authorization: Option<HeaderValue>,
 }
@@ -58,6 +58,11 @@ impl Proxy {
     /// Where it is dialled.
     pub(super) fn origin(&self) -> &str {
         &self.origin
+    }
+
+    /// Its `HOST:PORT`.
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     /// The credentials for it.

@@ -9,10 +9,10 @@ use hyper::header::{HeaderMap, SET_COOKIE};
 use tokio::time::{Instant, timeout_at};
 
 use super::SECOND;
+use super::meaning::{Answered, By, Decision, decide, needs_body};
 use super::pool::Aging;
-use super::throttling::{self, Throttling};
 use crate::job::Reason;
-use crate::sink::{BodyMatch, MAX_ANSWER, MAX_EXCERPT, Outcome, Receipt, Response, excerpt_len};
+use crate::sink::{AnswerPolicy, MAX_ANSWER, MAX_EXCERPT, Meaning, Outcome, Receipt, Response, excerpt_len};
 
 /// The most bytes that are read of a body, for a reply or to reuse the connection.
 const MAX_BODY: usize = MAX_ANSWER;
@@ -55,28 +55,33 @@ pub(super) struct Wanted<'a> {
     pub(super) reply: bool,
     /// The beginning of an answer that is no delivery, for a dead letter.
     pub(super) excerpt: bool,
-    /// Whether a success has a body such as this one, which means that the downstream throttles.
-    pub(super) throttled_when: Option<&'a BodyMatch>,
+    /// What it means.
+    pub(super) answers: &'a AnswerPolicy,
+    /// Whether an earlier attempt ended without an answer.
+    pub(super) repeats_unanswered: bool,
 }
 
 /// The outcome of `answer`, and its connection if it can be used again.
 ///
-/// An answer may come before its request was written. A 2xx counts only once the request is written: a part of a job is
-/// no delivery, whatever the server answers. Any other status is the answer, whether or not the rest of the request is
+/// An answer may come before its request was written. A 2xx, and what a rule takes for a delivery, counts only once the request
+/// is written: a part of a job is no delivery, whatever the server answers. Any other status is the answer, whether or not the rest of the request is
 /// written; the beginning of its body is waited for within [`LONGEST_DRAIN`].
 pub(super) async fn outcome(mut answer: Answer, wanted: Wanted<'_>) -> (Outcome, Option<Aging>) {
-    let is_success = answer.head.status().is_success();
-    let throttled_when = wanted.throttled_when.filter(|_| is_success);
-    let is_kept = wanted.reply || throttled_when.is_some();
+    let (status, headers) = (answer.head.status(), answer.head.headers());
+    let is_kept = wanted.reply || needs_body(wanted.answers, status, headers);
     let kept = if is_kept { Some(keep(&mut answer).await) } else { None };
-    if is_success && let Err(cut_off) = finish_sending(&mut answer).await {
+    let body = kept.as_ref().map(|kept| &kept.body[..]);
+    let answered = Answered::new(status, answer.head.headers(), body).repeating(wanted.repeats_unanswered);
+    let decision = decide(wanted.answers, &answered);
+    let is_delivery = decision.is == Meaning::Delivered;
+    if (status.is_success() || is_delivery)
+        && let Err(cut_off) = finish_sending(&mut answer).await
+    {
         return (cut_off, None);
     }
     let is_sent = answer.aging.connection.has_sent();
-    let throttles =
-        kept.as_ref().is_some_and(|kept| throttled_when.is_some_and(|when| when.is_in(&kept.body)));
     // A delivery makes no dead letter: nothing is copied of its body.
-    let most = if wanted.excerpt && (throttles || !is_success) { MAX_EXCERPT } else { 0 };
+    let most = if wanted.excerpt && !is_delivery { MAX_EXCERPT } else { 0 };
     let excerpt = match &kept {
         Some(kept) if most > 0 => Bytes::copy_from_slice(&kept.body[..excerpt_len(&kept.body)]),
         Some(_) => Bytes::new(),
@@ -88,10 +93,7 @@ pub(super) async fn outcome(mut answer: Answer, wanted: Wanted<'_>) -> (Outcome,
         _ if excerpt.is_empty() => None,
         _ => Some(Response { status, excerpt, ..Response::default() }),
     };
-    let outcome = match throttles {
-        true => throttled_by_body(&answer.head, response),
-        false => judge(&answer.head, response),
-    };
+    let outcome = judged(answer.head.status(), decision, response);
     let Answer { head, mut aging, .. } = answer;
     // The rest of the body stays unread, so the connection ends.
     drop(head);
@@ -116,40 +118,32 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
     Err(Outcome::Retry { reason, detail, status: None, after: None, response: None })
 }
 
-/// The outcome of a success whose body means that the downstream throttles.
-fn throttled_by_body(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {
-    let status = answer.status();
-    let detail = format!("the downstream answered {status} with a body that means that it throttles");
-    let after = throttling::asked(answer.headers());
-    Outcome::Throttled { detail, status: status.as_u16(), after, response }
-}
-
-fn judge(answer: &hyper::Response<Incoming>, response: Option<Response>) -> Outcome {
-    let status = answer.status();
-    let code = status.as_u16();
-    if status.is_success() {
-        let response = response.unwrap_or_else(|| Response { status: code, ..Response::default() });
-        return Outcome::Delivered(Receipt::new(response));
+/// The outcome of an answer with this status, about which this was decided.
+fn judged(status: StatusCode, decision: Decision, response: Option<Response>) -> Outcome {
+    let Decision { is, wait, by } = decision;
+    let (code, mut detail) = (status.as_u16(), format!("the downstream answered {status}"));
+    if let By::Rule(_) = by {
+        detail.push_str(&format!(", which is {} by {by}", is.word()));
+    } else if is == Meaning::Dead && status.is_redirection() {
+        detail.push_str("; redirects are not followed, set `base_url` to their target");
     }
-    let detail = format!("the downstream answered {status}");
-    if let Some(Throttling { after }) = throttling::read(status, answer.headers()) {
-        return Outcome::Throttled { detail, status: code, after, response };
+    match is {
+        Meaning::Delivered => {
+            let response = response.unwrap_or_else(|| Response { status: code, ..Response::default() });
+            Outcome::Delivered(Receipt { response, rest: wait })
+        }
+        Meaning::Throttled => {
+            Outcome::Throttled { detail, status: code, after: wait, is_final: false, response }
+        }
+        Meaning::Dead if wait.is_some() => {
+            Outcome::Throttled { detail, status: code, after: wait, is_final: true, response }
+        }
+        Meaning::Retry => {
+            Outcome::Retry { reason: "status", detail, status: Some(code), after: wait, response }
+        }
+        Meaning::Unauthorized => Outcome::Unauthorized { detail, status: code, response },
+        Meaning::Dead => Outcome::Dead { reason: Reason::Status, detail, status: Some(code), response },
     }
-    if is_temporary(status) {
-        let after = throttling::asked(answer.headers());
-        return Outcome::Retry { reason: "status", detail, status: Some(code), after, response };
-    }
-    let hint = if status.is_redirection() {
-        "; redirects are not followed, set `base_url` to their target"
-    } else {
-        ""
-    };
-    let detail = format!("{detail}{hint}");
-    Outcome::Dead { reason: Reason::Status, detail, status: Some(code), response }
-}
-
-fn is_temporary(status: StatusCode) -> bool {
-    status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY)
 }
 
 /// The response for a reply. A body that breaks off is kept as far as it arrived: the status was the answer, and a

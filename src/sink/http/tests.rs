@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 use crate::job::{Content, Reason, ReplyTo, Request, Times};
-use crate::sink::{Receipt, Response};
+use crate::sink::{AnswerPolicy, AnswerRule, BodyMatch, Meaning, Peer, Receipt, Response, Statuses};
 
 mod age;
 mod body;
@@ -25,6 +25,38 @@ mod warm;
 use server::{Server, empty};
 
 const PATIENT: Duration = Duration::from_secs(60);
+
+impl HttpSink {
+    /// Releases a job that has no slot to miss.
+    async fn send(&self, job: &Job) -> Outcome {
+        self.send_by(job, &AnswerPolicy::default()).await
+    }
+
+    /// [`HttpSink::send`], where answers mean what this policy says.
+    async fn send_by(&self, job: &Job, answers: &AnswerPolicy) -> Outcome {
+        self.send_to(job, answers, &Peer::default()).await
+    }
+
+    /// [`HttpSink::send_by`], which notes the host there.
+    async fn send_to(&self, job: &Job, answers: &AnswerPolicy, peer: &Peer) -> Outcome {
+        self.release(job, Handover { look: &|| true, answers, repeats_unanswered: false, peer }).await
+    }
+
+    /// The outcome of a job, and the host that it went to.
+    async fn send_and_tell(&self, job: &Job) -> (Outcome, String) {
+        let peer = Peer::default();
+        let outcome = self.send_to(job, &AnswerPolicy::default(), &peer).await;
+        (outcome, peer.address().unwrap_or_default().to_owned())
+    }
+}
+
+/// A policy by which a success with `slow_down` at `/code` throttles.
+fn slow_down() -> AnswerPolicy {
+    let body = Some(BodyMatch::new("/code", vec!["slow_down".into()]));
+    let statuses = Some(Statuses::NONE.with(200, 299));
+    let rule = AnswerRule { statuses, header: None, body, is: Meaning::Throttled, wait: None };
+    AnswerPolicy { rules: [rule].into(), ..AnswerPolicy::default() }
+}
 
 fn job() -> Job {
     Job {
@@ -108,7 +140,7 @@ fn pair(name: &str, value: &str) -> (String, String) {
 }
 
 fn delivered(outcome: Outcome) -> Response {
-    let Outcome::Delivered(Receipt { response }) = outcome else { panic!("{outcome:?}") };
+    let Outcome::Delivered(Receipt { response, rest: None }) = outcome else { panic!("{outcome:?}") };
     response
 }
 

@@ -47,10 +47,25 @@ pub(super) fn read(status: StatusCode, headers: &HeaderMap) -> Option<Throttling
     }
 }
 
-/// Returns how long the answer asks its caller to wait; `None` if it does not, or says nothing clear.
+/// Returns how long the answer asks its caller to wait; `None` if it does not, names no time at all, or one that has passed.
 pub(super) fn asked(headers: &HeaderMap) -> Option<Duration> {
     let in_millis = MILLIS.iter().find_map(|name| millis(text(headers, name)?));
-    in_millis.or_else(|| retry_after(text(headers, &RETRY_AFTER)?, text(headers, &DATE)))
+    let asked = in_millis.or_else(|| retry_after(text(headers, &RETRY_AFTER)?, text(headers, &DATE)));
+    asked.filter(|wait| !wait.is_zero())
+}
+
+/// Returns how long the answer asks its callers to wait in any of these ways, whatever its status; `None` if it does not.
+pub(super) fn any(headers: &HeaderMap) -> Option<Duration> {
+    asked(headers).or_else(|| {
+        let quota = Quota::read(headers);
+        quota.reset.filter(|_| quota.is_used_up || !quota.has_rest)
+    })
+}
+
+/// Returns when there are more requests, where none is left; `None` if some are, or the answer does not say.
+pub(super) fn used_up(headers: &HeaderMap) -> Option<Duration> {
+    let quota = Quota::read(headers);
+    quota.reset.filter(|_| quota.is_used_up)
 }
 
 fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
@@ -94,7 +109,8 @@ impl Quota {
                 resets = resets.max(reset_of(name.strip_suffix("-after").unwrap_or(name)));
             }
         }
-        if !quota.is_used_up && !quota.has_rest {
+        // Some name one reset for all kinds.
+        if quota.is_used_up && quota.reset.is_none() || !quota.is_used_up && !quota.has_rest {
             quota.reset = resets;
         }
         quota
@@ -102,7 +118,9 @@ impl Quota {
 
     /// Adds what is left of one kind, and when there is more.
     fn add(&mut self, remaining: &str, reset: Option<Duration>) {
-        match remaining.trim().parse::<f64>() {
+        // The drafts allow parameters, such as a window.
+        let count = remaining.split(';').next().unwrap_or_default();
+        match count.trim().parse::<f64>() {
             // Less than one request is none. Some write a negative number where there is no bound.
             Ok(left) if (0.0..1.0).contains(&left) => {
                 self.is_used_up = true;

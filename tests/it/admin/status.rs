@@ -1,5 +1,7 @@
 //! `paced status` and its API: what every downstream is doing, over all replicas, and what binds.
 
+use serde_json::json;
+
 use super::api::{AdminReplica, TOKEN};
 use super::*;
 use crate::support::api::Api;
@@ -112,6 +114,35 @@ fn lines(replica: &AdminReplica) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn an_api_that_answers_nothing_but_429_fails_and_its_answer_is_shown_without_harm() {
+    let site = Site::shared("status429", "rate = '500/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    site.api.rule(|_| Answer::status(429).body("{\r\n  \"error\": \"\u{1b}[2Jslow down\"\r\n}"));
+    site.publish(Job::many("job", 20)).await;
+    let state = replica.until("the API fails", |state| !state["failing"].is_null()).await;
+    let failing = &state["failing"];
+    assert_eq!(
+        (failing["kind"].as_str(), &failing["kinds"][0]["kind"]),
+        (Some("429"), &json!("429")),
+        "{state}"
+    );
+    assert_eq!(failing["kinds"][0]["count"], failing["attempts"], "{state}");
+    let shown = "{\n  \"error\": \"\\u{1b}[2Jslow down\"\n}";
+    assert_eq!(state["failures"][0]["response"], shown, "{state}");
+    let line = replica.paced.wait_line("the downstream fails, attempt after attempt", LONG).await;
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert!(line["kinds"].as_str().unwrap().starts_with("429 ×"), "{line}");
+    let table = replica.tool(TOKEN, &["status"]).await.stdout;
+    assert!(table.contains("  failing for ") && table.contains(": 429 ×"), "{table}");
+    let one = replica.tool(TOKEN, &["status", "billing"]).await.stdout;
+    let answer = "\n  response   {\n               \"error\": \"\\u{1b}[2Jslow down\"\n             }\n";
+    assert!(one.contains("\n  fails      for ") && one.contains(answer), "{one}");
+    site.api.rule(|_| Answer::ok());
+    replica.until("the API works", |state| state["failing"].is_null() && state["delivered"] == 20).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
 async fn an_api_that_is_down_is_told_in_few_lines_and_named_by_the_state() {
     for answers in [true, false] {
         let mut site = Site::shared(
@@ -132,7 +163,7 @@ async fn an_api_that_is_down_is_told_in_few_lines_and_named_by_the_state() {
         }
         site.publish(Job::many("job", 100)).await;
         let state = replica.until("the API fails", |state| !state["failing"].is_null()).await;
-        let kind = if answers { "500" } else { "connect" };
+        let kind = if answers { "500".to_owned() } else { format!("connect 127.0.0.1:{port}") };
         assert_eq!(state["failing"]["kind"], kind, "{state}");
         if answers {
             site.depth(&site.dead_queue(), 100, LONG).await;

@@ -7,7 +7,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use paced::LimitSet;
 use paced::dispatch::{self, Backoff, Dispatcher, OnLimit, OnUnavailable, RetryPolicy, ThreadClock};
 use paced::job::{CostBound, Job, MaxCost, ReplyRules, Rules};
-use paced::sink::{LastLook, Outcome, Sink};
+use paced::sink::{Handover, Outcome, Sink};
 use paced::store::{BoxFuture, MemoryStore};
 use paced::time::{Micros, wall_now};
 use tokio_util::sync::CancellationToken;
@@ -53,9 +53,9 @@ impl Source for NotingSource {
 struct NotingSink(Mutex<Vec<(String, Micros)>>);
 
 impl Sink for NotingSink {
-    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
+    fn release<'a>(&'a self, job: &'a Job, handover: Handover<'a>) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
-            if !look() {
+            if !(handover.look)() {
                 return Outcome::Missed;
             }
             self.0.lock().unwrap().push((job.id.clone(), wall_now()));
@@ -77,7 +77,6 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
             backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(1) },
             ..RetryPolicy::default()
         },
-        max_pause: Duration::from_secs(300),
         max_wait: None,
         hold_max: HOLD_MAX,
         on_unavailable: OnUnavailable::Hold,

@@ -302,9 +302,17 @@ fn what_the_default_file_comments_out_is_right_too() {
     let mut bare = String::new();
     for line in text.lines() {
         let stripped = line.strip_prefix("# ").filter(|line| {
-            ["limits = [", "    { algorithm", "]", "[plans.", "default_plan = "]
-                .iter()
-                .any(|start| line.starts_with(start))
+            [
+                "limits = [",
+                "answers = [",
+                "    { algorithm",
+                "    { status",
+                "]",
+                "[plans.",
+                "default_plan = ",
+            ]
+            .iter()
+            .any(|start| line.starts_with(start))
         });
         bare.push_str(stripped.unwrap_or(line));
         bare.push('\n');

@@ -138,16 +138,43 @@ fn each_wrong_value_is_told_with_what_is_right() {
         ("retry.status = { 5xx = {}, 503 = {} }", "503 is in another key too; let them not overlap"),
         ("retry.status = { 700 = {} }", "no status; write one such as 503, \"500-504\" or \"5xx\""),
         (
-            "retry.when = { pointer = \"code\", equals = 1 }",
+            "retry.when = { pointer = \"/code\", equals = 1 }",
+            "unknown key; write answers = [{ status = \"2xx\", body = { pointer = \"/error/code\", equals = \"rate_limited\" }, is = \"throttled\" }]",
+        ),
+        ("retry.answers = [{ is = \"dead\" }]", "matches every answer; give it a status, a header or a body"),
+        (
+            "retry.answers = [{ status = 100, is = \"dead\" }]",
+            "100 is no final answer; use statuses from 200 to 599",
+        ),
+        ("retry.answers = [{ status = [], is = \"dead\" }]", "empty; write such as [403, \"5xx\"]"),
+        (
+            "retry.answers = [{ status = 409, is = \"retry\", wait = \"10m\" }]",
+            "over max_pause (300s); use at most that, or raise max_pause",
+        ),
+        ("retry.answers = [{ status = 409 }]", "missing; say what it means, such as is = \"throttled\""),
+        (
+            "retry.answers = [{ status = 409, is = \"again\" }]",
+            "`again` is no meaning; use one of delivered, throttled, retry, dead, unauthorized",
+        ),
+        (
+            "retry.answers = [{ body = { pointer = \"code\", equals = 1 }, is = \"dead\" }]",
             "no JSON pointer; write one such as \"/error/code\"",
         ),
         (
-            "retry.when = { pointer = \"/code\" }",
+            "retry.answers = [{ body = { pointer = \"/code\" }, is = \"dead\" }]",
             "missing; say which value, such as equals = \"rate_limited\"",
         ),
         (
-            "retry.when = { pointer = \"/code\", equals = [1] }",
-            "an array where a string, a number or a boolean belongs; write equals = \"rate_limited\"",
+            "retry.answers = [{ body = { pointer = \"/code\", equals = [1] }, is = \"dead\" }]",
+            "an array where a string, a number or a boolean belongs; write \"rate_limited\"",
+        ),
+        (
+            "retry.answers = [{ status = 409, is = \"dead\", wait = \"5s\" }]",
+            "nothing waits where the answer means \"dead\"; leave it out",
+        ),
+        (
+            "retry.answers = [{ status = 409, is = \"retry\", wait = \"header:\" }]",
+            "no name of a header; use letters, digits and `-`, such as x-request-id",
         ),
         ("retry.on_unauthorized = 401", "an integer where an array of integers belongs; write [401, 403]"),
         ("queue = 5", "an integer where a table belongs; write [downstreams.a.queue] or queue = { ... }"),

@@ -85,9 +85,15 @@ fn each_key_counts_at_once_or_needs_a_restart() {
             &[],
         ),
         (
-            &[a("revision = 1\nretry.when = { pointer = '/a', equals = 1 }\n")],
+            &[a(
+                "revision = 1\nretry = { answers = [{ status = 409, is = 'retry' }], heed_remaining = true, max_cooldown = '5s' }\n",
+            )],
+            &[
+                "downstreams.a.retry.answers",
+                "downstreams.a.retry.heed_remaining",
+                "downstreams.a.retry.max_cooldown",
+            ],
             &[],
-            &["downstreams.a.retry.when.equals", "downstreams.a.retry.when.pointer"],
         ),
         (&[("prefix = 'p'", "prefix = 'q'")], &[], &["amqp.prefix"]),
         // A secret changed, which is shown masked before and after.
@@ -157,7 +163,7 @@ fn what_counts_at_once_is_in_effect_and_the_rest_is_as_it_was() {
     assert_eq!(rates(&a.plans[1].limits), ["20/s", "100/m", "9/s"]);
     assert_eq!(rates(&b.limits), ["8/s"]);
     assert_eq!((a.concurrency, a.horizon, a.revision), (5, Duration::from_secs(1), Some(2)));
-    assert_eq!((a.retry.max_attempts, a.max_pause), (2, Duration::from_secs(1)));
+    assert_eq!((a.retry.max_attempts, a.retry.max_pause), (2, Duration::from_secs(1)));
     assert_eq!((a.on_unavailable, b.on_unavailable), (OnUnavailable::Open, OnUnavailable::Local));
     assert_eq!(a.default_plan(), Some(1));
     assert_eq!((settings.amqp.prefix.as_str(), b.queue.prefetch), ("p", 1000));

@@ -148,7 +148,7 @@ async fn both_stores_cool_down_alike_in_any_order() {
             before = cool_down;
         }
     }
-    assert!(tally.least() > 10, "{tally:?}");
+    assert!(tally.least() > 2, "{tally:?}");
 }
 
 #[tokio::test]

@@ -62,9 +62,19 @@ pub(super) const WRONG: &[(&str, &str)] = &[
     ("downstreams.billing.retry.on", "[\"5x\"]"),
     ("downstreams.billing.retry.on_unauthorized", "[500]"),
     ("downstreams.billing.retry.status", "{ 700 = {} }"),
-    ("downstreams.billing.retry.when", "{ pointer = \"code\", equals = 1 }"),
-    ("downstreams.billing.retry.when", "{ pointer = \"/a~2\", equals = 1 }"),
-    ("downstreams.billing.retry.when", "{ pointer = \"/code\", equals = [1] }"),
+    ("downstreams.billing.retry.answers", "[{ is = \"retry\" }]"),
+    ("downstreams.billing.retry.answers", "[{ status = 100, is = \"retry\" }]"),
+    ("downstreams.billing.retry.answers", "[{ status = [], is = \"retry\" }]"),
+    ("downstreams.billing.retry.answers", "[{ status = 409, is = \"again\" }]"),
+    ("downstreams.billing.retry.answers", "[{ status = 409 }]"),
+    ("downstreams.billing.retry.answers", "[{ header = { name = \"a b\" }, is = \"retry\" }]"),
+    ("downstreams.billing.retry.answers", "[{ body = { pointer = \"code\", equals = 1 }, is = \"retry\" }]"),
+    ("downstreams.billing.retry.answers", "[{ body = { pointer = \"/a~2\", equals = 1 }, is = \"retry\" }]"),
+    (
+        "downstreams.billing.retry.answers",
+        "[{ body = { pointer = \"/code\", equals = [1] }, is = \"retry\" }]",
+    ),
+    ("downstreams.billing.retry.answers", "[{ status = 409, is = \"retry\", wait = \"soon\" }]"),
 ];
 
 /// Values of each form that their key takes.
@@ -98,6 +108,18 @@ pub(super) const RIGHT: &[(&str, &str)] = &[
     ("downstreams.billing.http.allow_headers", "[\"X-Request-Id\"]"),
     ("downstreams.billing.retry.on", "[500, \"501\", \"502-504\", \"5xx\"]"),
     ("downstreams.billing.retry.status", "{ 503 = {}, \"504-505\" = { max_attempts = 3 } }"),
-    ("downstreams.billing.retry.when", "{ pointer = \"\", equals = 0.5 }"),
-    ("downstreams.billing.retry.when", "{ pointer = \"/a~1b\", equals = false }"),
+    ("downstreams.billing.retry.answers", "[]"),
+    (
+        "downstreams.billing.retry.answers",
+        "[{ status = [403, \"5xx\", \"200-204\"], is = \"retry\", wait = \"1500ms\" }]",
+    ),
+    ("downstreams.billing.retry.answers", "[{ header = { name = \"X-Error\" }, is = \"dead\" }]"),
+    (
+        "downstreams.billing.retry.answers",
+        "[{ body = { pointer = \"\", equals = 0.5 }, is = \"throttled\", wait = \"body:/a\" }]",
+    ),
+    (
+        "downstreams.billing.retry.answers",
+        "[{ body = { pointer = \"/a~1b\", in = [false, 1, \"x\"] }, is = \"throttled\", wait = \"header:x-wait\" }]",
+    ),
 ];

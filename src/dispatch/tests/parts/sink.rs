@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{dead, unreachable};
-use crate::job::Job;
-use crate::sink::{LastLook, Outcome, Receipt, Response, Sink, Soon};
+use crate::job::{Job, Reason};
+use crate::sink::{AnswerPolicy, Handover, Meaning, Outcome, Receipt, Response, Sink, Soon};
 
 /// A job that the sink was handed, and the instant.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(in crate::dispatch) struct Sent {
 #[derive(Debug)]
 pub(in crate::dispatch) struct RecordingSink {
     pub(in crate::dispatch) sent: Mutex<Vec<Sent>>,
-    answers: Mutex<HashMap<String, VecDeque<Outcome>>>,
+    answers: Answers,
     pub(in crate::dispatch) flying: AtomicUsize,
     pub(in crate::dispatch) most: AtomicUsize,
     pub(in crate::dispatch) takes: Duration,
@@ -65,11 +65,30 @@ pub(in crate::dispatch) struct Secrets {
     pub(in crate::dispatch) error: Mutex<Option<String>>,
 }
 
+/// The answers of a [`RecordingSink`].
+#[derive(Debug, Default)]
+struct Answers {
+    scripts: Mutex<HashMap<String, VecDeque<Outcome>>>,
+    rule: Rule,
+}
+
+/// What jobs are answered that have no script, by id; `None` delivers.
+#[derive(Default)]
+struct Rule(Mutex<Option<AnswerById>>);
+
+type AnswerById = Box<dyn Fn(&str) -> Option<Outcome> + Send>;
+
+impl std::fmt::Debug for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Rule")
+    }
+}
+
 impl RecordingSink {
     pub(in crate::dispatch) fn new(takes: Duration) -> Self {
         Self {
             sent: Mutex::default(),
-            answers: Mutex::default(),
+            answers: Answers::default(),
             flying: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             takes,
@@ -91,7 +110,12 @@ impl RecordingSink {
     }
 
     pub(in crate::dispatch) fn answer(&self, id: &str, outcome: Outcome) {
-        self.answers.lock().unwrap().entry(id.to_owned()).or_default().push_back(outcome);
+        self.answers.scripts.lock().unwrap().entry(id.to_owned()).or_default().push_back(outcome);
+    }
+
+    /// Answers jobs by this rule, by their ids, unless they have a script; `None` delivers.
+    pub(in crate::dispatch) fn answer_by(&self, rule: impl Fn(&str) -> Option<Outcome> + Send + 'static) {
+        *self.answers.rule.0.lock().unwrap() = Some(Box::new(rule));
     }
 
     pub(in crate::dispatch) fn ids(&self) -> Vec<String> {
@@ -113,9 +137,35 @@ impl RecordingSink {
     }
 }
 
+/// An outcome with a status, as the policy has it.
+fn by_status(outcome: Outcome, answers: &AnswerPolicy) -> Outcome {
+    let (detail, status, after, response) = match outcome {
+        Outcome::Throttled { detail, status, after, response, .. } => {
+            let is_final = answers.never.contains(status);
+            return Outcome::Throttled { detail, status, after, is_final, response };
+        }
+        Outcome::Retry { detail, status: Some(status), after, response, .. } => {
+            (detail, status, after, response)
+        }
+        Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response } => {
+            (detail, status, None, response)
+        }
+        Outcome::Outdated { detail, status, replaced, response, .. } => {
+            return Outcome::Outdated { detail, status, replaced, is: answers.of_status(status), response };
+        }
+        outcome => return outcome,
+    };
+    match answers.of_status(status) {
+        Meaning::Retry => Outcome::Retry { reason: "status", detail, status: Some(status), after, response },
+        Meaning::Unauthorized => Outcome::Unauthorized { detail, status, response },
+        _ => Outcome::Dead { reason: Reason::Status, detail, status: Some(status), response },
+    }
+}
+
 impl Sink for RecordingSink {
-    fn release<'a>(&'a self, job: &'a Job, look: LastLook<'a>) -> BoxFuture<'a, Outcome> {
+    fn release<'a>(&'a self, job: &'a Job, handover: Handover<'a>) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
+            handover.peer.set(&"api:443".into());
             let connects = self.connections.connects.lock().unwrap().pop();
             if let Some(connects) = connects {
                 tokio::time::sleep(connects).await;
@@ -124,7 +174,7 @@ impl Sink for RecordingSink {
                 self.connections.unreached.fetch_add(1, Ordering::SeqCst);
                 return unreachable();
             }
-            if !look() {
+            if !(handover.look)() {
                 return Outcome::Missed;
             }
             self.sent.lock().unwrap().push(Sent { id: job.id.clone(), at: Instant::now() });
@@ -133,13 +183,17 @@ impl Sink for RecordingSink {
             self.most.fetch_max(flying, Ordering::SeqCst);
             tokio::time::sleep(self.takes).await;
             self.flying.fetch_sub(1, Ordering::SeqCst);
-            let scripted = self.answers.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);
+            let scripted =
+                self.answers.scripts.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);
+            let by_rule = || self.answers.rule.0.lock().unwrap().as_ref().and_then(|rule| rule(&job.id));
+            let scripted = scripted.or_else(by_rule);
             let is_refused = self.secrets.refused_jobs.lock().unwrap().contains(&job.id);
             if scripted.is_none() && (is_refused || !self.secrets.accepts.load(Ordering::SeqCst)) {
-                return dead(401);
+                return by_status(dead(401), handover.answers);
             }
             self.deliveries.send_modify(|seen| *seen += 1);
-            scripted.unwrap_or_else(|| Outcome::Delivered(Receipt::new(Response::without_body(Some(200)))))
+            let delivered = || Outcome::Delivered(Receipt::new(Response::without_body(Some(200))));
+            by_status(scripted.unwrap_or_else(delivered), handover.answers)
         })
     }
 

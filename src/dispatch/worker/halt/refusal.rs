@@ -25,11 +25,12 @@ impl Worker {
             return;
         }
         let now = Instant::now();
-        let (verdict, change) = self.halt.health.refused(entry.attempts.suspicion, is_blameless, sent, now);
+        let (verdict, change) =
+            self.halt.health.refused(entry.attempts.refusals.suspicion, is_blameless, sent, now);
         let is_worn = !is_blameless && self.is_worn(&mut entry.attempts, now);
         if is_blameless {
             // The time of an outage that the job is not to blame for must not count.
-            entry.attempts.refused_since = None;
+            entry.attempts.refusals.since = None;
         }
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
@@ -44,7 +45,7 @@ impl Worker {
             Verdict::Waits(suspicion) => {
                 self.context.meters.retry("unauthorized");
                 self.context.meters.settled.retried.increment(1);
-                entry.attempts.suspicion = Some(suspicion);
+                entry.attempts.refusals.suspicion = Some(suspicion);
                 let wait = self.context.retry.backoff.wait(entry.attempts.refused);
                 entry.renew_end();
                 self.engine.offer_later(now + wait, entry);
@@ -56,9 +57,9 @@ impl Worker {
 
     /// Whether a job that is refused now, and may be at fault itself, was refused for so long and so often that it is dead.
     fn is_worn(&self, attempts: &mut Attempts, now: Instant) -> bool {
-        let since = *attempts.refused_since.get_or_insert(now);
+        let since = *attempts.refusals.since.get_or_insert(now);
         let patience = if self.halt.is_crowded { MAX_REFUSED_TIME_FULL } else { MAX_REFUSED_TIME };
-        let blamed = attempts.refused.saturating_sub(attempts.blameless);
+        let blamed = attempts.refused.saturating_sub(attempts.refusals.blameless);
         blamed >= self.context.retry.max_attempts && now - since >= patience
     }
 

@@ -22,7 +22,7 @@ use super::token::Token;
 use super::{ClientAuth, OAuth2Options, TokenError};
 use crate::files::FreshSecret;
 use crate::sink::http::AGENT;
-use crate::sink::http::connect::{Connector, Route};
+use crate::sink::http::connect::{Connector, Route, address};
 use crate::sink::http::connection::Outgoing;
 use crate::sink::http::guard::{self, Lookup};
 use crate::sink::http::proxy::Proxy;
@@ -93,6 +93,11 @@ impl Asker {
     /// The URL of the token server, which has nothing secret in it.
     pub(super) fn url(&self) -> &str {
         self.url.as_str()
+    }
+
+    /// The `HOST:PORT` of the token server.
+    pub(super) fn address(&self) -> String {
+        address(&self.url)
     }
 
     /// Asks for a token; waits until no other request of this client is under way in this process.
@@ -184,7 +189,8 @@ impl TokenRoute {
 
     /// Sends the request on a connection of its own, and reads the whole answer.
     async fn exchange(&self, request: Outgoing) -> Result<(Response<()>, BytesMut), TokenError> {
-        let mut connection = self.connector.open().await.map_err(TokenError::Unreachable)?;
+        let connection = self.connector.open().await;
+        let mut connection = connection.map_err(|error| TokenError::Unreachable(error.detail))?;
         let sent = connection.send(request).await;
         let answer = sent.map_err(|error| TokenError::Unreachable(chain(&error.into_error())))?;
         let (head, mut incoming) = answer.into_parts();

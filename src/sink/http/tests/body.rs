@@ -101,17 +101,23 @@ async fn a_success_may_mean_that_the_downstream_throttles() {
         future::ready(response)
     })
     .await;
-    let throttled_when = Some(crate::sink::BodyMatch::new("/code", "slow_down".into()));
-    let sink = HttpSink::new(HttpOptions { throttled_when, ..options(&server.base) }).expect("a sink");
-    let Outcome::Throttled { status: 200, after, response, .. } = sink.send(&job()).await else {
+    let (sink, policy) = (sink(&server.base), slow_down());
+    let Outcome::Throttled { status: 200, after, response, .. } = sink.send_by(&job(), &policy).await else {
         panic!("it throttles")
     };
     let Response { headers, body, .. } = response.expect("what it says, for the dead letter");
     assert_eq!((after, headers, body), (Some(Duration::from_secs(7)), Vec::new(), Bytes::new()));
     for _ in 0..3 {
-        assert_eq!(delivered(sink.send(&job()).await).body, Bytes::new(), "nobody waits for a reply");
+        assert_eq!(
+            delivered(sink.send_by(&job(), &policy).await).body,
+            Bytes::new(),
+            "nobody waits for a reply"
+        );
     }
-    assert!(matches!(sink.send(&job()).await, Outcome::Dead { status: Some(404), .. }), "that is no success");
+    assert!(
+        matches!(sink.send_by(&job(), &policy).await, Outcome::Dead { status: Some(404), .. }),
+        "that is no success"
+    );
     assert_eq!(server.connections(), 1, "a body that was read leaves the connection to the next job");
 }
 
@@ -125,15 +131,17 @@ async fn a_body_that_is_longer_than_what_is_read_throttles_nobody() {
         future::ready(full(200, body(bodies[n % bodies.len()])))
     })
     .await;
-    let throttled_when = Some(crate::sink::BodyMatch::new("/code", "slow_down".into()));
-    let sink = HttpSink::new(HttpOptions { throttled_when, ..options(&server.base) }).expect("a sink");
-    assert!(matches!(sink.send(&job()).await, Outcome::Throttled { status: 200, .. }), "that is read whole");
+    let (sink, policy) = (sink(&server.base), slow_down());
+    assert!(
+        matches!(sink.send_by(&job(), &policy).await, Outcome::Throttled { status: 200, .. }),
+        "that is read whole"
+    );
     // The part of the others that was read is no whole JSON text, whatever it begins with. So their statuses count.
     for _ in 0..2 {
-        delivered(sink.send(&job()).await);
+        delivered(sink.send_by(&job(), &policy).await);
     }
     assert!(
-        matches!(sink.send(&job()).await, Outcome::Throttled { .. }),
+        matches!(sink.send_by(&job(), &policy).await, Outcome::Throttled { .. }),
         "the next job is judged by its own"
     );
 }

@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::super::response::LONGEST_DRAIN;
 use super::server::{Body, full, streamed};
 use super::*;
-use crate::sink::{BodyMatch, MAX_EXCERPT};
+use crate::sink::MAX_EXCERPT;
 
 /// What was kept of the answer to an attempt that failed.
 fn kept(outcome: Outcome) -> Option<Response> {
@@ -90,15 +90,13 @@ async fn nothing_is_kept_where_that_is_not_wished() {
 async fn a_success_that_throttles_keeps_what_it_says() {
     let body = r#"{"code": "slow_down"}"#;
     let server = Server::start(move |_| future::ready(full(200, body))).await;
-    let throttled_when = Some(BodyMatch::new("/code", "slow_down".into()));
     for keep_response in [true, false] {
-        let options =
-            HttpOptions { throttled_when: throttled_when.clone(), keep_response, ..options(&server.base) };
-        let sink = HttpSink::new(options).expect("a sink");
+        let options = HttpOptions { keep_response, ..options(&server.base) };
+        let (sink, policy) = (HttpSink::new(options).expect("a sink"), slow_down());
         let expected = if keep_response { body } else { "" };
-        assert_eq!(excerpt(sink.send(&job()).await), expected.as_bytes());
+        assert_eq!(excerpt(sink.send_by(&job(), &policy).await), expected.as_bytes());
         let Response { body: reply, excerpt, .. } =
-            kept(sink.send(&with_reply()).await).expect("the reply's");
+            kept(sink.send_by(&with_reply(), &policy).await).expect("the reply's");
         assert_eq!((&reply[..], &excerpt[..]), (body.as_bytes(), expected.as_bytes()));
     }
 }

@@ -51,7 +51,7 @@ async fn a_token_that_is_refused_is_replaced_once_and_then_the_job_is_at_fault()
     let outcome = sink.send(&job()).await;
     assert!(matches!(outcome, Outcome::Outdated { status: 401, replaced: true, .. }), "{outcome:?}");
     let outcome = sink.send(&job()).await;
-    assert!(matches!(outcome, Outcome::Dead { status: Some(401), .. }), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Unauthorized { status: 401, .. }), "{outcome:?}");
     let sent: Vec<_> =
         api.seen().iter().map(|seen| seen.header("authorization").map(str::to_owned)).collect();
     assert_eq!(sent, ["t-0", "t-0", "t-1"].map(|token| Some(format!("Bearer {token}"))));
@@ -83,7 +83,9 @@ async fn without_a_token_server_nothing_is_sent_and_nobody_is_blamed() {
     let api = Server::always(200).await;
     let sink = with_tokens(&api, &client(client_options(&base)));
     for _ in 0..3 {
-        let Outcome::Unreachable { detail } = sink.send(&job()).await else { panic!("no token, and sent") };
+        let (outcome, peer) = sink.send_and_tell(&job()).await;
+        let Outcome::Unreachable { detail } = outcome else { panic!("no token, and sent") };
+        assert_eq!(peer, address.to_string(), "it is the token server that failed");
         assert!(detail.starts_with("no OAuth2 token: the token server cannot be reached"), "{detail}");
     }
     let error = sink.try_connection().await.expect_err("no token");
@@ -197,11 +199,11 @@ async fn a_file_that_has_changed_when_a_request_is_refused_is_sent_with_the_next
     let sink = HttpSink::new(options).expect("a sink").reading_again(files);
     delivered(sink.send(&job()).await);
     let outcome = sink.send(&job()).await;
-    assert!(matches!(outcome, Outcome::Dead { status: Some(401), .. }), "it is the same: {outcome:?}");
+    assert!(matches!(outcome, Outcome::Unauthorized { status: 401, .. }), "it is the same: {outcome:?}");
     *kept.lock().expect("no panic") = "new";
     let outcome = sink.send(&job()).await;
     assert!(matches!(outcome, Outcome::Outdated { replaced: true, .. }), "{outcome:?}");
     let outcome = sink.send(&job()).await;
-    assert!(matches!(outcome, Outcome::Dead { status: Some(401), .. }), "it was sent: {outcome:?}");
+    assert!(matches!(outcome, Outcome::Unauthorized { status: 401, .. }), "it was sent: {outcome:?}");
     assert_eq!(api.seen().last().expect("a request").header("authorization"), Some("new"));
 }

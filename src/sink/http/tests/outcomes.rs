@@ -29,7 +29,7 @@ async fn statuses_by_class() {
         (304, "dead"),
         (308, "dead"),
         (400, "dead"),
-        (401, "dead"),
+        (401, "unauthorized"),
         (403, "dead"),
         (404, "dead"),
         (409, "dead"),
@@ -41,12 +41,12 @@ async fn statuses_by_class() {
         *next.lock().expect("no panic") = status;
         let outcome = sink.send(&job()).await;
         let (found, code) = match outcome {
-            Outcome::Delivered(Receipt { response }) => ("delivered", Some(response.status)),
+            Outcome::Delivered(Receipt { response, rest: None }) => ("delivered", Some(response.status)),
             Outcome::Retry { reason: "status", status, response: None, after: None, detail } => {
                 assert!(detail.contains(&code(status)), "{detail}");
                 ("retry", status)
             }
-            Outcome::Throttled { status, response: None, after: None, detail } => {
+            Outcome::Throttled { status, response: None, after: None, detail, is_final: false } => {
                 assert!(detail.contains(&status.to_string()), "{detail}");
                 ("throttled", Some(status))
             }
@@ -54,6 +54,7 @@ async fn statuses_by_class() {
                 assert!(detail.contains(&code(status)), "{detail}");
                 ("dead", status)
             }
+            Outcome::Unauthorized { status, response: None, .. } => ("unauthorized", Some(status)),
             other => panic!("{status}: {other:?}"),
         };
         assert_eq!((found, code), (class, Some(status)));
@@ -160,4 +161,21 @@ async fn a_server_that_speaks_no_tls() {
         Err(error) => assert!(error.to_string().contains("ca-certificates"), "{error}"),
     }
     assert_eq!(server.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn the_host_that_an_attempt_went_to_is_noted_and_nothing_more() {
+    let (_silent, address) = silent();
+    let sink = sink(&format!("http://ann:p%40ss@{address}/secret/"));
+    let (outcome, peer) = sink.send_and_tell(&to("things?token=s3cret")).await;
+    unreachable(outcome);
+    assert_eq!(peer, address.to_string());
+    for (base, expected) in [
+        ("https://ann:pw@api.example.com/v1/?x=1", "api.example.com:443"),
+        ("http://api.example.com/", "api.example.com:80"),
+        ("http://[::1]:8080/", "[::1]:8080"),
+    ] {
+        let base = url::Url::parse(base).expect("a URL");
+        assert_eq!(super::super::connect::address(&base), expected);
+    }
 }

@@ -92,10 +92,23 @@ async fn https_goes_through_a_tunnel_that_the_proxy_cannot_look_into() {
 
     // Other credentials.
     let sink = through(&proxy.url.replace("hunter2", "hunter3"));
-    let detail = unreachable(sink.send(&job()).await);
+    let (outcome, peer) = sink.send_and_tell(&job()).await;
+    let detail = unreachable(outcome);
+    assert!(proxy.url.ends_with(&format!("@{peer}")), "the proxy failed: {peer}");
     assert!(detail.contains("correct the user and the password in http.proxy"), "{detail}");
     assert!(!detail.contains("hunter3") && !format!("{sink:?}").contains("hunter3"), "{detail}");
     assert_eq!((server.seen().len(), proxy.opened.load(Ordering::SeqCst)), (3, 1));
+
+    // A certificate of another authority: the tunnel is open, and the API failed.
+    let (_folder, others) = trusting(&Authority::new("another"), None);
+    let options = HttpOptions {
+        tls: Some(others),
+        proxy: Some(proxy.url.clone()),
+        ..options("https://api.example:8443/v1/")
+    };
+    let (outcome, peer) = HttpSink::new(options).expect("a sink").send_and_tell(&job()).await;
+    unreachable(outcome);
+    assert_eq!(peer, "api.example:8443");
 }
 
 #[tokio::test]
@@ -113,8 +126,10 @@ async fn a_proxy_gets_requests_to_http_with_the_whole_url() {
     assert_eq!(seen.header("host"), Some("api.example:8080"));
     assert_eq!(seen.header("proxy-authorization"), Some("Basic bWU6aHVudGVyMg=="));
     // Its refusal is no answer of the API.
-    let detail = unreachable(sink.send(&job()).await);
+    let (outcome, peer) = sink.send_and_tell(&job()).await;
+    let detail = unreachable(outcome);
     assert!(detail.contains("correct the user and the password in http.proxy"), "{detail}");
+    assert_eq!(peer, address);
 
     // Without a proxy 407 is an answer like any other.
     let server = Server::always(407).await;
@@ -130,8 +145,10 @@ async fn a_proxy_that_is_away_is_told() {
         let (_folder, tls) = trusting(&Authority::new("ours"), None);
         let tls = base.starts_with("https").then_some(tls);
         let options = HttpOptions { proxy: Some(proxy.clone()), tls, ..options(base) };
-        let detail = unreachable(HttpSink::new(options).expect("a sink").send(&job()).await);
+        let (outcome, peer) = HttpSink::new(options).expect("a sink").send_and_tell(&job()).await;
+        let detail = unreachable(outcome);
         assert!(detail.contains("refused"), "{base}: {detail}");
+        assert_eq!(peer, address.to_string(), "{base}");
     }
 }
 

@@ -99,7 +99,7 @@ async fn what_a_request_went_by_is_compared_with_what_is_in_use() {
         Ok(TargetTexts { base_url, proxy: None, headers: Vec::new() })
     }));
     let outcome = sink.send(&job()).await;
-    assert!(matches!(outcome, Outcome::Dead { .. }), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Unauthorized { .. }), "{outcome:?}");
     for base in ["new/", "newer/"] {
         *kept.lock().expect("no panic") = format!("{}{base}", server.base);
         let outcome = sink.send(&job()).await;

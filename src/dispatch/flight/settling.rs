@@ -1,0 +1,212 @@
+//! How a job is settled by the outcome of its attempt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::outcome::about_job;
+use super::{Event, Flight, Refused, dead_letter};
+use crate::dispatch::entry::Entry;
+use crate::dispatch::job_log;
+use crate::dispatch::retry::Attempts;
+use crate::dispatch::source::{DeadLetter, Report};
+use crate::job::Reason;
+use crate::sink::{Outcome, Receipt, Response};
+use crate::time::{Deadline, wall_now};
+
+/// How often a job with an unintelligible answer is repeated: each time the work may have been done.
+const MAX_UNREADABLE: u32 = 1;
+
+/// How often a refusal of credentials that have been replaced is taken not to be about the job.
+const MAX_OUTDATED: u32 = 3;
+
+impl Flight {
+    /// Settles by any outcome.
+    pub(super) async fn settle_any(mut self: Box<Self>, outcome: Outcome) {
+        let context = Arc::clone(&self.context);
+        let retry = &context.retry;
+        // One that is refused with any credentials may be at fault itself.
+        let is_old = self.entry.attempts.refusals.outdated >= MAX_OUTDATED;
+        match if is_old { about_job(outcome) } else { outcome } {
+            Outcome::Delivered(receipt) => self.deliver(receipt).await,
+            Outcome::Missed => self.give_up(),
+            Outcome::Unreachable { detail } => {
+                context.meters.retry("connect");
+                let Attempts { unreachable, .. } = self.entry.attempts;
+                let outlasted = retry.outlast.then(|| retry.backoff.wait(unreachable));
+                let wait = outlasted.or_else(|| retry.backoff(self.entry.attempts.failed(), None, None));
+                self.try_again(wait, detail, (None, None), Event::Retry).await;
+            }
+            Outcome::Throttled { detail, status, after, is_final: true, response } => {
+                after.into_iter().for_each(|after| self.pause(after));
+                self.die((Reason::Status, detail, Some(status)), response).await;
+            }
+            Outcome::Throttled { detail, status, after, is_final: false, response } => {
+                context.meters.retry("throttled");
+                let wait = self.throttled(status, after.map(|after| after.min(retry.max_pause)));
+                self.try_again(wait, detail, (Some(status), response), Event::Throttled).await;
+            }
+            Outcome::Unreadable { detail } => {
+                context.meters.retry("answer");
+                self.entry.attempts.unreadable += 1;
+                if self.entry.attempts.unreadable > MAX_UNREADABLE {
+                    let letter = DeadLetter::new(Reason::Status, detail, self.report(None));
+                    return self.dead_letter(letter, Response::default()).await;
+                }
+                let wait = retry.backoff(self.entry.attempts.failed(), None, None);
+                self.try_again(wait, detail, (None, None), Event::Retry).await;
+            }
+            Outcome::Outdated { detail, status, replaced, response, .. } => {
+                self.entry.attempts.refused += 1;
+                if !replaced {
+                    self.entry.attempts.refusals.blameless += 1;
+                    return self.refuse((Reason::Status, detail, Some(status)), response, true);
+                }
+                self.entry.attempts.refusals.outdated += 1;
+                context.meters.retry("unauthorized");
+                self.try_again(Some(Duration::ZERO), detail, (Some(status), response), Event::Retry).await;
+            }
+            Outcome::Unauthorized { detail, status, response } => {
+                self.entry.attempts.refused += 1;
+                self.refuse((Reason::Status, detail, Some(status)), response, false);
+            }
+            Outcome::Retry { reason, detail, status, after, response } => {
+                context.meters.retry(reason);
+                let after = after.map(|after| after.min(context.retry.max_pause));
+                let wait = retry.backoff(self.entry.attempts.failed(), status, after);
+                self.try_again(wait, detail, (status, response), Event::Retry).await;
+            }
+            Outcome::Dead { reason, detail, status, response } => {
+                self.die((reason, detail, status), response).await;
+            }
+        }
+    }
+
+    /// Has all jobs wait for this long.
+    fn pause(&self, span: Duration) {
+        let end = Instant::now() + span.min(self.context.retry.max_pause);
+        self.place.send(Event::Pause(Deadline::at(end)));
+    }
+
+    /// Records that the downstream throttled the job, for so long if it said so, and returns how long the job waits; `None` if
+    /// no attempt is left. All jobs wait, unless others succeeded since this one was last throttled: then it is about this
+    /// job.
+    fn throttled(&mut self, status: u16, after: Option<Duration>) -> Option<Duration> {
+        let attempts = &mut self.entry.attempts;
+        let (now, before) = (Instant::now(), attempts.throttled_at);
+        (attempts.throttled, attempts.throttled_at) = (attempts.throttled + 1, Some(now));
+        if before.is_some_and(|before| self.context.successes.is_any_after(before)) {
+            attempts.alone += 1;
+        } else {
+            attempts.alone = 0;
+            match after {
+                Some(after) => self.pause(after),
+                None => self.place.send(Event::CoolDown(self.place.end.since)),
+            }
+        }
+        let Attempts { throttled, alone, .. } = self.entry.attempts;
+        self.context.retry.throttled(throttled, alone, status, after)
+    }
+
+    /// Reports that the credentials were refused, with the dead letter that the job becomes if it is at fault itself.
+    fn refuse(
+        self: Box<Self>,
+        why: (Reason, String, Option<u16>),
+        response: Option<Response>,
+        is_blameless: bool,
+    ) {
+        let (letter, response) = self.letter(why, response);
+        let Self { place, entry, .. } = *self;
+        let sent = place.end.since;
+        place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response, is_blameless })));
+    }
+
+    /// The dead letter that the job would be, and the answer for whoever waits for a reply.
+    fn letter(
+        &self,
+        (reason, detail, status): (Reason, String, Option<u16>),
+        response: Option<Response>,
+    ) -> (DeadLetter, Response) {
+        let (excerpt, status, response) = as_failure(status, response);
+        (DeadLetter::new(reason, detail, self.report(status)).with_response(excerpt), response)
+    }
+
+    /// The reply is confirmed first, then the job is acked.
+    pub(super) async fn deliver(self: Box<Self>, receipt: Receipt) {
+        if let Some(rest) = receipt.rest {
+            self.pause(rest);
+        }
+        let report = self.report(Some(receipt.response.status));
+        let Self { context, place, entry, late, .. } = *self;
+        // The send is over: a reply that takes long must not hold up others.
+        context.successes.note(place.end.since);
+        drop(place);
+        let _settling = context.meters.settling();
+        if entry.job.reply.is_some() {
+            entry.ticket.reply(&receipt.response).await;
+        }
+        context.meters.delivered();
+        let waited = || wall_now().since(entry.first_seen);
+        job_log::delivered(&context.downstream, &entry.job.id, report, waited, late);
+        entry.ticket.ack(receipt, report);
+    }
+
+    /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead. So is a job
+    /// that would be too old by then.
+    async fn try_again(
+        self: Box<Self>,
+        mut wait: Option<Duration>,
+        mut detail: String,
+        (status, response): (Option<u16>, Option<Response>),
+        event: impl FnOnce(Instant, Entry) -> Event,
+    ) {
+        let retry = &self.context.retry;
+        if wait.is_some_and(|wait| retry.is_too_old(self.entry.age.born, wall_now().plus(wait))) {
+            wait = None;
+            let most = retry.max_age.unwrap_or_default();
+            detail.push_str(&format!(
+                "; by the next attempt the job would be older than retry.max_age ({most:?})"
+            ));
+        }
+        let Some(wait) = wait else {
+            return self.die((Reason::AttemptsExhausted, detail, status), response).await;
+        };
+        let id = &self.entry.job.id;
+        tracing::debug!(downstream = self.context.downstream, id, ?wait, detail, "failed, trying again");
+        self.context.meters.settled.retried.increment(1);
+        self.place.send(event(Instant::now() + wait, self.entry));
+    }
+
+    /// Dead-letters the job for this reason.
+    async fn die(self: Box<Self>, why: (Reason, String, Option<u16>), response: Option<Response>) {
+        let (letter, response) = self.letter(why, response);
+        self.dead_letter(letter, response).await;
+    }
+
+    pub(super) async fn dead_letter(self: Box<Self>, letter: DeadLetter, response: Response) {
+        let Self { context, place, entry, .. } = *self;
+        drop(place);
+        let response = entry.job.reply.is_some().then_some(response);
+        dead_letter(context, (entry.ticket, Some(entry.job.id.clone())), letter, response).await;
+    }
+
+    pub(super) fn report(&self, status: Option<u16>) -> Report {
+        let attempts = self.entry.attempts.sent;
+        Report { attempts, status, released_at: (attempts > 0).then_some(self.slot) }
+    }
+}
+
+/// The beginning of the answer to a job that dies, its status and itself. A success must not look like one to those who wait
+/// for the reply.
+fn as_failure(status: Option<u16>, response: Option<Response>) -> (Bytes, Option<u16>, Response) {
+    let is_failure = |status: u16| !(200..300).contains(&status);
+    let status = status.filter(|status| is_failure(*status));
+    let mut response = response.unwrap_or_else(|| Response::without_body(status));
+    let excerpt = std::mem::take(&mut response.excerpt);
+    if !is_failure(response.status) {
+        response = Response::without_body(status);
+    }
+    (excerpt, status, response)
+}
