@@ -78,7 +78,7 @@ fn rare(tally: &Tally, timelines: usize, is_all: bool, has_windows: bool) -> Opt
         "turns over or given back",
     ];
     let in_lanes = ["granted in lanes", "lanes that wait"].iter().filter(|_| is_all);
-    let seldom = ["outdated", "paused", "with terms", "yields", "cools down", "probes"];
+    let seldom = ["outdated", "paused", "with terms", "yields", "cools down"];
     // Some jobs wait for the end of a window, and scripts are forgotten and loaded again.
     let windows = ["passed over"].iter().filter(|_| is_all && has_windows);
     let all = often.iter().chain(in_lanes).map(|what| (*what, timelines / 2));
