@@ -231,7 +231,7 @@ fn unquoted(text: &str) -> Option<String> {
     value.get_ref().as_str().map(str::to_owned)
 }
 
-/// The value of an integer, of whatever size.
+/// The value of an integer of any size.
 pub(super) fn integer_of(number: &Num) -> Option<i128> {
     number.to_i128().or_else(|| number.to_u128().and_then(|number| number.try_into().ok()))
 }

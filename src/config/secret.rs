@@ -38,7 +38,7 @@ impl Secret {
         Self { text: text.into(), hidden: true, file: Some(file), check: None }
     }
 
-    /// The same secret, whose file must hold what `check` accepts whenever it is read again.
+    /// The same secret, whose file must hold what `check` accepts each time it is read again.
     #[must_use]
     pub(super) fn checked_by(self, check: Check) -> Self {
         Self { check: Some(check), ..self }

@@ -89,7 +89,7 @@ pub struct Admin {
     pub listen: Option<String>,
     /// The token of requests that change something; without one they are refused.
     pub token: Option<Secret>,
-    /// The token of requests that only look; without one whoever reaches the address may look. That of changes does too.
+    /// The token of requests that only look; without one everybody who reaches the address may look. That of changes does too.
     pub read_token: Option<Secret>,
     /// The allowed values of `Host` besides `localhost` and addresses: `HOST` (with any port) or `HOST:PORT`, in lower
     /// case.

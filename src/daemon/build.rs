@@ -133,7 +133,7 @@ impl BoundServer {
         let address = server.address();
         tracing::info!(%address, "probes and metrics are served");
         if !address.ip().is_loopback() {
-            tracing::warn!(%address, "whoever reaches this address may read the metrics and how the downstreams stand; admin.listen = \"127.0.0.1:{}\" keeps them on this machine", address.port());
+            tracing::warn!(%address, "everybody who reaches this address may read the metrics and the state of the downstreams; admin.listen = \"127.0.0.1:{}\" keeps them on this machine", address.port());
         }
         Ok(server)
     }

@@ -19,7 +19,7 @@ use crate::status::Observer;
 /// The time that the connections may take beyond the drain to write the last acks and to close.
 const CLOSING: Duration = Duration::from_secs(4);
 
-/// The time in which the other replicas are told that this one has ended.
+/// How long this replica may take to tell the others that it has ended.
 const OBSERVER_STOP: Duration = Duration::from_secs(2);
 
 /// The parts of a daemon that runs.

@@ -72,7 +72,7 @@ impl Intake {
         let lane = LaneId::of_plan(job.plan);
         let (first_seen, mut seq) = arrivals.next(stay.as_ref(), now);
         if stay.as_ref().is_some_and(|stay| stay.throttled > 0) {
-            // It does not stand before others again.
+            // It goes behind the others.
             seq = arrivals.position_at(now, Duration::ZERO);
         }
         let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since, end: None };

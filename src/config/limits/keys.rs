@@ -48,7 +48,7 @@ keys! {
     pub(super) ALGORITHM = "algorithm".default("leaky-bucket");
     /// COUNT/UNIT or COUNT per N UNIT, such as 1000/5min; of a quota also per week and month.
     pub(super) LIMIT_RATE = "rate".required("write such as rate = \"1000/minute\"").matches(QUOTA);
-    /// The name under which its state is kept, whatever its numbers. Unset: the algorithm and its place, such as
+    /// The name under which its state is kept, also when its numbers change. Unset: the algorithm and its place, such as
     /// gcra-2.
     pub(super) NAME = "name".up_to(63, value::NAME);
     /// leaky-bucket, gcra: the jobs that may go at once after a rest.

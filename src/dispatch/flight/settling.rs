@@ -123,7 +123,7 @@ impl Flight {
         place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response, is_blameless })));
     }
 
-    /// The dead letter that the job would be, and the answer for whoever waits for a reply.
+    /// The dead letter that the job would be, and the answer to a producer that waits for a reply.
     fn letter(
         &self,
         (reason, detail, status): (Reason, String, Option<u16>),

@@ -128,10 +128,8 @@ impl<'a> Answered<'a> {
 pub fn needs_body(policy: &AnswerPolicy, status: StatusCode, headers: &HeaderMap) -> bool {
     let answer = Answered::new(status, headers, None);
     let reads = |rule: &AnswerRule| rule.body.is_some() || matches!(rule.wait, Some(RuleWait::Body(_)));
-    // A rule without a body that matches ends the search.
-    let first =
-        policy.rules.iter().find(|rule| answer.head_matches(rule) && (reads(rule) || rule.body.is_none()));
-    first.is_some_and(reads)
+    // The first rule whose head matches either ends the search, or needs the body for that.
+    policy.rules.iter().find(|rule| answer.head_matches(rule)).is_some_and(reads)
 }
 
 /// Decides what an answer means.

@@ -51,6 +51,6 @@ impl RedisStore {
         scope.check()?;
         let keys = [keys::parked(&self.prefix, scope)];
         let jobs = jobs.clamp(-MAX_PARKED, MAX_PARKED);
-        self.servers.invoke(downstream, |_| self.scripts.parked(&keys, "add", jobs)).await
+        self.servers.invoke(downstream, |_| self.scripts.parked(&keys, jobs)).await
     }
 }

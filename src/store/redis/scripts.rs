@@ -335,11 +335,11 @@ impl Scripts {
     }
 
     /// The call that adds to the number of parked jobs, or sets it.
-    pub(super) fn parked(&self, keys: &[String], word: &str, jobs: i64) -> Call<'_> {
+    pub(super) fn parked(&self, keys: &[String], jobs: i64) -> Call<'_> {
         let mut numbers = Packed::with_capacity(1);
         numbers.put([jobs]);
-        let mut call = Call::new(&self.plain.parked, keys, &numbers, 2);
-        call.command.arg(word).arg(PARKED_KEPT.as_secs() * 1000);
+        let mut call = Call::new(&self.plain.parked, keys, &numbers, 1);
+        call.command.arg(PARKED_KEPT.as_secs() * 1000);
         call
     }
 }

@@ -2,8 +2,7 @@
 --
 -- KEYS  1 the count
 -- ARGV  1 doubles: how many are added
---       2 'add'
---       3 how long the count is kept after a change, in ms
+--       2 how long the count is kept after a change, in ms
 -- Answer the count
 
 local jobs = number()
@@ -14,6 +13,6 @@ if not (was >= 0 and was <= NEVER) then
 end
 local count = min(max(floor(was) + jobs, 0), NEVER)
 if jobs ~= 0 then
-  redis.call('SET', KEYS[1], int(count), 'PX', ARGV[3])
+  redis.call('SET', KEYS[1], int(count), 'PX', ARGV[2])
 end
 return count
