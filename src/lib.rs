@@ -75,7 +75,7 @@ pub mod config;
 #[cfg(feature = "dispatch")]
 #[doc(hidden)]
 pub mod dispatch;
-#[cfg(any(feature = "config", feature = "tls"))]
+#[cfg(any(feature = "config", feature = "dispatch", feature = "tls"))]
 #[doc(hidden)]
 pub mod episode;
 #[doc(hidden)]

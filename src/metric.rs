@@ -105,15 +105,20 @@ pub const STORE_ERRORS: Metric =
 /// Connections to the broker that had to be made anew.
 pub const AMQP_RECONNECTS: Metric =
     counter("paced_amqp_reconnects_total", "Connections to RabbitMQ made anew after a loss.");
-/// Downstreams that got a connection of their own.
-pub const AMQP_SEPARATIONS: Metric = counter(
-    "paced_amqp_separations_total",
-    "Downstreams that are consumed over a connection of their own since, so that they hold up no other, by reason: long (their messages), overrun (of queue.prefetch_bytes), losses (of the connection).",
+/// Deliveries for which there was no room.
+pub const DELIVERIES_CUT: Metric = counter(
+    "paced_deliveries_cut_total",
+    "Deliveries whose body was cut as it arrived, since the downstream held as many bytes as it may; each is given back.",
 );
 /// Messages that reach no downstream's queue.
 pub const UNROUTABLE: Metric = counter(
     "paced_unroutable_total",
     "By how much the queue of messages for no downstream grew from poll to poll, four a minute, while this process ran. Replicas see the same queue: take the maximum, not the sum.",
+);
+/// Downstreams that nobody serves any more.
+pub const ORPHANS: Metric = gauge(
+    "paced_orphans",
+    "Downstreams that no replica has served for 30 s, and whose queues go on taking jobs. Replicas see the same ones: take the maximum, not the sum.",
 );
 /// How long jobs wait for a slot.
 pub const QUEUE_WAIT: Metric = seconds(
@@ -224,7 +229,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 34] = [
+pub const ALL: [Metric; 35] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -235,8 +240,9 @@ pub const ALL: [Metric; 34] = [
     SLOTS_ABANDONED,
     STORE_ERRORS,
     AMQP_RECONNECTS,
-    AMQP_SEPARATIONS,
+    DELIVERIES_CUT,
     UNROUTABLE,
+    ORPHANS,
     QUEUE_WAIT,
     SHAPING_DELAY,
     LATENESS_OF_RELEASE,

@@ -18,13 +18,6 @@ use crate::support::count::effective_rate;
 use crate::support::daemon::{Paced, binary};
 
 // The module itself, which is private in the library.
-#[path = "../../src/amqp/budget.rs"]
-#[allow(dead_code, unused, unreachable_pub, reason = "the guard uses a part of it, and the library tests it")]
-mod budget;
-#[path = "../../src/amqp/valve.rs"]
-#[allow(dead_code, unused, unreachable_pub, reason = "the guard uses a part of it, and the library tests it")]
-mod valve;
-
 #[path = "../../src/amqp/guard/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the bench uses a part of it, and the library tests it")]
 mod guard;

@@ -25,7 +25,7 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          thread; one limit, and 10 000 keys of 12 bytes in a random order. governor's is `check` or `check_key`, \
          leaky-bucket's `try_acquire` (it has no keys), paced's the reservation of a slot. Each reads its own \
          clock, once per call: governor's is quanta, the time stamp counter. In Redis: calls per second on one \
-         connection of the same client with so many in flight; the bare script (benches/pace/loops/gcra.lua) is \
+         connection of the same client with as many in flight, which runs on the callers' runtime; the bare script (benches/pace/loops/gcra.lua) is \
          a GCRA as people write it, one key, by the server's clock, with a TTL. \
          It sets its TTL with every call, and paced once in 4 s of slots: where slots lie farther apart, with every \
          call, too. All take turns in rounds of a \

@@ -34,8 +34,6 @@ use std::process::{Command, ExitCode};
 use clap::{Parser, ValueEnum};
 
 use figures::Section;
-// The modules of the library that are measured here use it.
-use paced::lock;
 use stage::Stage;
 
 /// Measures paced on private servers.

@@ -11,7 +11,6 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 
 use super::connection::ask;
 use super::error::Error;
@@ -33,7 +32,6 @@ pub(super) struct Acker {
     queue: String,
     runtime: Handle,
     state: Mutex<State>,
-    settled: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -46,13 +44,7 @@ struct State {
 impl Acker {
     /// Must be called on a tokio runtime.
     pub(super) fn new(channel: Channel, queue: String) -> Arc<Self> {
-        Arc::new(Self {
-            channel,
-            queue,
-            runtime: Handle::current(),
-            state: Mutex::default(),
-            settled: Notify::new(),
-        })
+        Arc::new(Self { channel, queue, runtime: Handle::current(), state: Mutex::default() })
     }
 
     pub(super) const fn channel(&self) -> &Channel {
@@ -74,19 +66,11 @@ impl Acker {
         lock(&self.state).tags.unsettled()
     }
 
-    /// Waits until something is settled; returns at once if that has happened since the last call.
-    ///
-    /// Cancel safe.
-    pub(super) async fn settled(&self) {
-        self.settled.notified().await;
-    }
-
     /// Acks with the next group.
     pub(super) fn ack(self: &Arc<Self>, tag: u64) {
         let mut state = lock(&self.state);
         if state.tags.ack(tag) {
             self.write_soon(&mut state);
-            self.settled.notify_one();
         }
     }
 
@@ -95,7 +79,6 @@ impl Acker {
         let mut state = lock(&self.state);
         if state.tags.give_back(tag) {
             self.write_soon(&mut state);
-            self.settled.notify_one();
         }
     }
 

@@ -1,14 +1,19 @@
 //! The bytes of messages that are held in memory, by each downstream and by the process.
 //!
 //! Half of the process's bytes is divided evenly: no downstream whose jobs cannot be released takes that part from
-//! another. The other half is for the downstreams that need it first. So the sum never exceeds the process's bytes, but
-//! for the one message that every downstream may hold however long it is.
+//! another. The other half is for the downstreams that need it first. A message is taken in while its downstream holds less
+//! than it may, however long the message is. So the sum never exceeds the process's bytes, but for one message of every
+//! downstream.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::Waker;
+
+use tokio::sync::watch;
 
 use crate::lock::lock;
+
+/// The pool is divided into this many parts. When a part becomes free, all downstreams are told.
+const POOL_STEPS: u64 = 256;
 
 /// The budget that the downstreams of one process share.
 #[derive(Debug, Default)]
@@ -28,10 +33,9 @@ pub(super) struct Account {
     /// The bytes that it may hold whatever the others do; at most `most`.
     fair: u64,
     held: AtomicU64,
-    messages: AtomicUsize,
     budget: Arc<Budget>,
-    /// The readers that wait until the account is not full any more: each of its queues may have a connection of its own.
-    waiting: Mutex<Vec<Waker>>,
+    /// Changes when bytes have become free.
+    freed: watch::Sender<()>,
 }
 
 /// The bytes of one message that is held. When dropped, they are free again.
@@ -52,9 +56,8 @@ pub(super) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
             most,
             fair: fair(most),
             held: AtomicU64::new(0),
-            messages: AtomicUsize::new(0),
             budget: Arc::clone(&budget),
-            waiting: Mutex::default(),
+            freed: watch::Sender::default(),
         })
     };
     let accounts: Vec<_> = most.iter().copied().map(account).collect();
@@ -63,58 +66,79 @@ pub(super) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
 }
 
 impl Account {
-    /// Counts a message as held, even if that exceeds the bounds.
-    pub(super) fn charge(self: &Arc<Self>, bytes: u64) -> Charge {
+    /// Counts a message as held, even if that exceeds the bounds. [`Account::add`] has `counted` a part of its bytes before.
+    pub(super) fn charge(self: &Arc<Self>, bytes: u64, counted: u64) -> Charge {
+        self.add(bytes.saturating_sub(counted));
+        Charge { account: Arc::clone(self), bytes: bytes.max(counted) }
+    }
+
+    /// Counts bytes as held.
+    pub(super) fn add(&self, bytes: u64) {
         let before = self.held.fetch_add(bytes, Ordering::SeqCst);
-        self.messages.fetch_add(1, Ordering::SeqCst);
         let borrowed = self.beyond(before + bytes) - self.beyond(before);
         self.budget.borrowed.fetch_add(borrowed, Ordering::SeqCst);
-        Charge { account: Arc::clone(self), bytes }
     }
 
-    /// The most bytes that this downstream may hold.
-    pub(super) const fn most(&self) -> u64 {
-        self.most
+    /// Counts bytes as held no more, and tells nobody. Returns how many bytes of the pool were in use before, and how many
+    /// of these were removed.
+    pub(super) fn remove(&self, bytes: u64) -> (u64, u64) {
+        let before = self.held.fetch_sub(bytes, Ordering::SeqCst);
+        let returned = self.beyond(before) - self.beyond(before - bytes);
+        (self.budget.borrowed.fetch_sub(returned, Ordering::SeqCst), returned)
     }
 
-    /// The bytes that this downstream may hold at present: less than [`Account::most`] while others use the shared
+    /// Counts bytes as held no more, and tells those who wait for them.
+    pub(super) fn free(&self, bytes: u64) {
+        let (borrowed, returned) = self.remove(bytes);
+        let budget = &self.budget;
+        self.freed.send_replace(());
+        // Others wait for the pool only while little of it is left: less than what is in transit to them. There may be a
+        // thousand of them, and many short messages.
+        let step = (budget.pool / POOL_STEPS).max(1);
+        let has_stepped = borrowed / step != borrowed.saturating_sub(returned) / step;
+        if has_stepped && borrowed >= budget.pool / 2 {
+            let accounts = lock(&budget.accounts);
+            accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.freed.send_replace(()));
+        }
+    }
+
+    /// A receiver that changes when bytes have become free.
+    pub(super) fn freed(&self) -> watch::Receiver<()> {
+        self.freed.subscribe()
+    }
+
+    /// The bytes that this downstream may hold at present, at least 1: fewer than its most while others use the shared
     /// pool.
     pub(super) fn allowance(&self) -> u64 {
         let own = self.beyond(self.held.load(Ordering::SeqCst));
-        let others = self.budget.borrowed.load(Ordering::SeqCst).saturating_sub(own);
+        // Bytes may be removed by one thread before another one has counted them here: then the sum is below 0 for a moment.
+        let borrowed = i64::try_from(self.budget.borrowed.load(Ordering::SeqCst)).unwrap_or(0).unsigned_abs();
+        let others = borrowed.saturating_sub(own);
         let free = self.budget.pool.saturating_sub(others);
         self.most.min(self.fair.saturating_add(free)).max(1)
     }
 
-    /// True where this downstream, with `more` bytes that are on their way, holds as much as it may.
-    pub(super) fn is_full(&self, more: u64) -> bool {
-        self.held.load(Ordering::SeqCst).saturating_add(more) >= self.allowance()
+    /// The bytes that are left of the allowance. While there are any, a message is taken in, however long it is.
+    pub(super) fn left(&self) -> u64 {
+        self.allowance().saturating_sub(self.held.load(Ordering::SeqCst))
     }
 
-    /// True where `more` bytes would be far more than this downstream may hold: they exceed its most, or twice its
-    /// present allowance. One message never does.
-    pub(super) fn overruns(&self, more: u64) -> bool {
-        let held = self.held.load(Ordering::SeqCst).saturating_add(more);
-        self.holds_any() && held > self.most.min(self.allowance().saturating_mul(2))
+    /// The most messages that can be held at present, if so many are, by what these take on average, and by the `size` of
+    /// those that come. At least 1.
+    pub(super) fn most(&self, messages: u64, size: u64) -> u64 {
+        let (allowance, held) = (self.allowance(), self.held.load(Ordering::SeqCst));
+        let alike = messages.saturating_mul(allowance).div_ceil(held.max(1));
+        allowance.div_ceil(size.max(1)).min(alike).max(1)
     }
 
-    /// True where at least one message is held, which will be settled at some time.
-    pub(super) fn holds_any(&self) -> bool {
-        self.messages.load(Ordering::SeqCst) > 0
+    /// True where this downstream holds twice as much as it may.
+    pub(super) fn is_far_beyond(&self) -> bool {
+        self.held.load(Ordering::SeqCst) / 2 >= self.allowance()
     }
 
-    /// Registers a waker for when [`Account::is_full`] may have changed.
-    pub(super) fn register(&self, waker: &Waker) {
-        let mut waiting = lock(&self.waiting);
-        if !waiting.iter().any(|known| known.will_wake(waker)) {
-            waiting.push(waker.clone());
-        }
-    }
-
-    /// Wakes the registered waiters.
-    pub(super) fn wake(&self) {
-        let waiting = std::mem::take(&mut *lock(&self.waiting));
-        waiting.into_iter().for_each(Waker::wake);
+    /// True where this downstream holds as much as it may.
+    pub(super) fn is_full(&self) -> bool {
+        self.left() == 0
     }
 
     const fn beyond(&self, held: u64) -> u64 {
@@ -131,51 +155,56 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let Self { account, bytes } = self;
-        let before = account.held.fetch_sub(*bytes, Ordering::SeqCst);
-        account.messages.fetch_sub(1, Ordering::SeqCst);
-        let budget = &account.budget;
-        let returned = account.beyond(before) - account.beyond(before - *bytes);
-        let borrowed = budget.borrowed.fetch_sub(returned, Ordering::SeqCst);
-        account.wake();
-        // Others wait for the pool only while little of it is left: less than what is in transit to them.
-        if returned > 0 && borrowed >= budget.pool / 2 {
-            let accounts = lock(&budget.accounts);
-            accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.wake());
-        }
+        self.account.free(self.bytes);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicUsize;
-    use std::task::Wake;
-
     use super::*;
 
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
+    #[test]
+    fn one_downstream_holds_its_own_most_and_one_message_more() {
+        let accounts = accounts(256, &[64]);
+        let [account] = accounts.as_slice() else { panic!() };
+        assert_eq!((account.allowance(), account.left()), (64, 64));
+        let first = account.charge(63, 0);
+        assert_eq!((account.left(), account.is_full()), (1, false));
+        let second = account.charge(100, 0);
+        assert!(account.is_full());
+        drop(first);
+        assert!(account.is_full());
+        drop(second);
+        assert_eq!(account.left(), 64);
     }
 
     #[test]
-    fn one_downstream_holds_its_own_most_and_no_more() {
-        let accounts = accounts(256, &[64]);
-        let [account] = accounts.as_slice() else { panic!() };
-        assert_eq!(account.allowance(), 64);
-        let first = account.charge(63);
-        assert!(!account.is_full(0) && account.is_full(1) && account.holds_any());
-        let second = account.charge(1);
-        assert!(account.is_full(0));
-        drop(second);
-        assert!(!account.is_full(0));
-        drop(first);
-        assert!(!account.holds_any());
+    fn what_is_counted_before_is_counted_once() {
+        let account = accounts(256, &[64]).remove(0);
+        account.add(20);
+        let whole = account.charge(25, 20);
+        assert_eq!((whole.bytes(), account.left()), (25, 39));
+        drop(whole);
+        assert_eq!(account.left(), 64);
+        account.add(7);
+        account.free(7);
+        assert_eq!(account.left(), 64);
+    }
+
+    #[test]
+    fn the_bytes_held_and_the_size_of_what_comes_bound_the_messages() {
+        let account = accounts(2048, &[640]).remove(0);
+        assert_eq!((account.most(0, 0), account.most(100, 0)), (1, 640));
+        let held = account.charge(320, 0);
+        for (messages, size, most) in [(10, 0, 20), (10, 32, 20), (10, 64, 10), (1, 0, 2), (0, 0, 1)] {
+            assert_eq!(account.most(messages, size), most, "{messages} of {size}");
+        }
+        let rest = account.charge(320, 0);
+        assert_eq!((account.most(20, 1), account.most(1, 1)), (20, 1), "it is full");
+        assert!(!account.is_far_beyond());
+        let more = account.charge(640, 0);
+        assert_eq!((account.most(20, 1), account.is_far_beyond()), (10, true));
+        drop((held, rest, more));
     }
 
     #[test]
@@ -183,11 +212,11 @@ mod tests {
         // Each of the five has 10 of 100 bytes, and 50 are for those that need them.
         let accounts = accounts(100, &[64, 64, 64, 64, 64]);
         assert!(accounts.iter().all(|account| account.allowance() == 60));
-        let stuck = accounts[0].charge(60);
-        assert!(accounts[0].is_full(0));
+        let stuck = accounts[0].charge(60, 0);
+        assert!(accounts[0].is_full());
         assert_eq!(accounts[1].allowance(), 10, "nothing is left but its share");
-        let own: Vec<_> = accounts[1..].iter().map(|account| account.charge(10)).collect();
-        assert!(accounts.iter().all(|account| account.is_full(0)));
+        let own: Vec<_> = accounts[1..].iter().map(|account| account.charge(10, 0)).collect();
+        assert!(accounts.iter().all(|account| account.is_full()));
         let held: u64 = own.iter().map(Charge::bytes).sum();
         assert_eq!(held + stuck.bytes(), 100);
     }
@@ -195,21 +224,22 @@ mod tests {
     #[test]
     fn what_is_freed_wakes_its_own_and_those_that_wait_for_the_pool() {
         let accounts = accounts(100, &[64, 64]);
-        let woken = [Arc::<Woken>::default(), Arc::default()];
-        let count = |n: usize| woken[n].0.swap(0, Ordering::SeqCst);
-        let register = || {
-            for (account, woken) in accounts.iter().zip(&woken) {
-                account.register(&Arc::clone(woken).into());
-            }
+        let mut freed = [accounts[0].freed(), accounts[1].freed()];
+        let mut woken = || {
+            freed.each_mut().map(|freed| {
+                let has_changed = freed.has_changed().unwrap();
+                freed.mark_unchanged();
+                has_changed
+            })
         };
         // Each has 25 bytes, and 50 are in the pool.
-        let (large, small, rest) = (accounts[0].charge(25), accounts[0].charge(40), accounts[1].charge(36));
-        register();
+        let (large, small, rest) =
+            (accounts[0].charge(25, 0), accounts[0].charge(40, 0), accounts[1].charge(36, 0));
+        assert_eq!(woken(), [false, false]);
         drop(small);
-        assert_eq!((count(0), count(1)), (1, 1), "the pool was used up");
-        register();
+        assert_eq!(woken(), [true, true], "the pool was used up");
         drop(large);
-        assert_eq!((count(0), count(1)), (1, 0), "the other one never waited for that");
+        assert_eq!(woken(), [true, false], "the other one never waited for that");
         drop(rest);
         assert_eq!(accounts[0].budget.borrowed.load(Ordering::SeqCst), 0);
     }

@@ -6,7 +6,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use super::Options;
 use super::connection::{channel, close, connect};
 use super::error::Error;
-use super::foreign::{self, Returns};
+use super::foreign::{self, Kind, Returns, Traits};
 use super::greeting::{Server, greeting};
 use super::ladder::Rung;
 use super::rights;
@@ -55,6 +55,17 @@ pub enum Warning {
         queue: String,
         /// The broker, which has such a limit by default.
         server: Server,
+    },
+    /// The queue is not paced's own, and is deleted when it loses its last consumer.
+    #[error(
+        "queue {queue} of downstream {downstream} is deleted with its jobs when paced ends or loses its connection, as it \
+         is declared with auto-delete; declare it durable and without auto-delete"
+    )]
+    AutoDelete {
+        /// The downstream that consumes it.
+        downstream: String,
+        /// `queue.name`.
+        queue: String,
     },
     /// The queue exists with other arguments than it would be declared with, and is used as it is.
     #[error(
@@ -135,8 +146,11 @@ pub async fn check_online(options: &Options) -> Findings {
                 let differs = warn_of_arguments(&connection, thing).await;
                 let own = thing.own.as_ref().filter(|_| differs.is_some());
                 if let Some(downstream) = thing.foreign.as_ref().or(own) {
-                    warnings
-                        .extend(warn_of_returns(&connection, downstream, &thing.name, server.as_ref()).await);
+                    let traits = foreign::traits(&connection, &thing.name).await;
+                    if traits.kind == Kind::Stream {
+                        errors.push(Error::Stream { queue: thing.name.clone() });
+                    }
+                    warnings.extend(warn_of_traits(downstream, &thing.name, traits, server.as_ref()));
                 }
                 warnings.extend(differs);
             }
@@ -230,9 +244,7 @@ fn things(options: &Options) -> Vec<Thing> {
         things.push(home.with(home_arguments(&names, &downstream.name)));
     }
     // Where they are declared, they are so on first use.
-    let shortest = options.downstreams.iter().map(|downstream| downstream.hold_max).min();
-    let rungs = shortest.filter(|_| !declared).into_iter();
-    for rung in rungs.flat_map(|shortest| Rung::above(shortest, options.rung_unit)) {
+    for rung in Rung::all().filter(|_| !declared) {
         things.push(Thing::exchange(names.park(rung), false).for_parking());
         things.push(Thing::queue(names.park(rung), false).for_parking());
     }
@@ -271,16 +283,14 @@ async fn warn_of_arguments(connection: &Connection, thing: &Thing) -> Option<War
     Some(Warning::OtherArguments { queue, detail, way })
 }
 
-/// Warns if a queue that is not paced's own drops jobs that come back often.
-async fn warn_of_returns(
-    connection: &Connection,
-    downstream: &str,
-    queue: &str,
-    server: Option<&Server>,
-) -> Option<Warning> {
+/// Warns if a queue that is not paced's own is deleted with its jobs, or drops jobs that come back often.
+fn warn_of_traits(downstream: &str, queue: &str, traits: Traits, server: Option<&Server>) -> Option<Warning> {
     let (downstream, queue) = (downstream.to_owned(), queue.to_owned());
+    if traits.is_auto_delete {
+        return Some(Warning::AutoDelete { downstream, queue });
+    }
     let limited = server.filter(|server| server.release() >= Some((4, 0, 0)));
-    match (foreign::returns(connection, &queue).await, limited) {
+    match (traits.returns(), limited) {
         (Returns::Harmless, _) | (Returns::Dropped(None) | Returns::Unknown, None) => None,
         (Returns::Dropped(Some(limit)), _) => {
             Some(Warning::NoDeadLetterExchange { downstream, queue, limit })
@@ -304,8 +314,6 @@ fn warn_of_passive(server: &Server, things: &[Thing]) -> Option<Warning> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::amqp::Downstream;
 
@@ -318,7 +326,6 @@ mod tests {
             max_length: None,
             prefetch: 1,
             prefetch_bytes: 1,
-            hold_max: Duration::from_secs(60),
         };
         let theirs = Downstream {
             name: "theirs".to_owned(),
@@ -326,7 +333,6 @@ mod tests {
             max_length: None,
             prefetch: 1,
             prefetch_bytes: 1,
-            hold_max: Duration::from_secs(60),
         };
         let options = |declare, downstreams: &[&Downstream]| Options {
             address: Clone::clone(&address),

@@ -11,9 +11,8 @@ use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
 
 use super::address::Address;
 use super::error::Error;
-use super::guard::{self, FrameMax, GuardedStream};
+use super::guard::{self, Admit, FrameMax, GuardedStream};
 use super::socket;
-use super::valve::{Meter, Valve};
 use crate::lock::lock;
 
 /// The time-out for connecting: TCP, TLS and the AMQP handshake.
@@ -22,8 +21,7 @@ pub(super) const CONNECT: Duration = Duration::from_secs(10);
 /// The time-out for one call to the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
-/// The time, in ms, after which a peer that does not acknowledge bytes counts as gone. Heartbeats are written even
-/// while nothing is read, so that a peer that is gone is noticed then too.
+/// The time, in ms, after which a peer that does not acknowledge bytes counts as gone.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_MS: u32 = 20_000;
 
@@ -41,13 +39,13 @@ enum Attempt {
     Abandoned,
 }
 
-/// Connects once. `meter`, if there is one, counts the bytes that are read.
+/// Connects once. `admit`, if there is one, decides which bodies of deliveries are taken in.
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub(super) async fn connect(
     address: &Address,
     purpose: &str,
-    meter: Option<&Arc<Meter>>,
+    admit: Option<Arc<dyn Admit>>,
 ) -> Result<Connection, Error> {
     let address = &address.with_fresh_login().await;
     let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
@@ -61,7 +59,7 @@ pub(super) async fn connect(
     let attempt = Arc::clone(&guard.0);
     let frame_max = FrameMax::default();
     let guards = frame_max.clone();
-    let (meter, broker) = (meter.cloned(), address.clone());
+    let broker = address.clone();
     let connecting = Connection::connector(
         address.uri(),
         guard::runtime(),
@@ -70,12 +68,8 @@ pub(super) async fn connect(
             let socket = dialled.map_err(std::io::Error::from)??;
             hold(&attempt, socket.get_ref())?;
             // The plain socket is known by now, so that it can be closed while it belongs to lapin's thread.
-            let stream = socket::wrap(&broker, socket).await?;
-            let stream = match meter.clone() {
-                Some(meter) => Valve::metered(stream, meter),
-                None => Valve::open(stream),
-            };
-            Ok(AsyncTcpStream::Plain(GuardedStream::new(stream, guards.clone())))
+            let stream = GuardedStream::new(socket::wrap(&broker, socket).await?, guards.clone());
+            Ok(AsyncTcpStream::Plain(stream.admitting(admit.clone())))
         },
         properties,
     );

@@ -103,6 +103,16 @@ impl DeadLetters {
         Self::connect(options, Place::Unroutable).await
     }
 
+    /// Connects to the jobs that lie in a queue of a downstream that no replica serves. Nothing is ever declared.
+    ///
+    /// Cancel safe: a dropped future closes what it opened.
+    ///
+    /// # Errors
+    /// Any error of connecting, without a retry.
+    pub async fn open_jobs(options: &Options, queue: String) -> Result<Self, Error> {
+        Self::connect(options, Place::Jobs(queue)).await
+    }
+
     async fn connect(options: &Options, place: Place) -> Result<Self, Error> {
         let consuming = connect(&options.address, "reading dead letters", None).await?;
         Ok(Self { options: options.clone(), place, consuming })
@@ -255,7 +265,7 @@ impl DeadLetters {
     const fn ends_replay(&self, error: &PublishError) -> bool {
         match error {
             PublishError::HeadersTooLarge { .. } | PublishError::Malformed(_) => false,
-            PublishError::Unroutable(_) => matches!(self.place, Place::Dead(_)),
+            PublishError::Unroutable(_) => !matches!(self.place, Place::Unroutable),
             _ => true,
         }
     }

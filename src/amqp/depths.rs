@@ -2,7 +2,7 @@
 //!
 //! The broker tells a length only to those who ask. They are asked for by passive declarations over the consuming
 //! connection, few at a time, on a channel that serves nothing else: the broker closes it over a queue that is missing
-//! or may not be looked at, and nothing that is consumed must suffer.
+//! or that the user may not read, and nothing that is consumed must suffer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -54,6 +54,15 @@ pub enum Error {
         /// The broker's error text, which names the argument that differs.
         detail: String,
     },
+    /// The queue is a stream.
+    #[error(
+        "queue {queue} is a stream, which keeps what was settled and forgets how far it was read, so its jobs would be \
+         skipped or sent again; bind a quorum queue to the exchange that feeds the stream, and set queue.name to that"
+    )]
+    Stream {
+        /// `queue.name`.
+        queue: String,
+    },
     /// The broker did not answer in time.
     #[error("RabbitMQ did not answer within {} s: {what}", after.as_secs())]
     TimedOut {

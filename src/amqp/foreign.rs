@@ -1,4 +1,4 @@
-//! The arguments of queues that others have declared: whether a queue may drop a job that comes back too often.
+//! The traits of queues that others have declared: the kind of a queue, and what it does with jobs that come back.
 //!
 //! AMQP cannot query the arguments of a queue. But a declaration that differs is refused (406) with the name and the
 //! value of the first argument that differs, which the next declaration then matches. Every such declaration has an
@@ -10,6 +10,7 @@ use lapin::Connection;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 
+use super::admission::GiveBack;
 use super::connection::{ask, channel, close};
 use super::error::Error;
 use super::topology::short;
@@ -19,6 +20,32 @@ const IMPOSSIBLE: (&str, &str) = ("x-queue-leader-locator", "paced-check");
 
 /// A bound on declarations: more than the number of arguments that are compared before the last one.
 const MOST: usize = 24;
+
+/// The kinds of queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The broker does not permit to find out.
+    #[default]
+    Unknown,
+    Classic,
+    Quorum,
+    /// A log: what was delivered and settled stays there.
+    Stream,
+}
+
+/// The traits of a queue, as far as the broker permits to find them out. Policies are not seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Traits {
+    pub(super) kind: Kind,
+    /// Whether the queue is deleted when it loses its last consumer.
+    pub(super) is_auto_delete: bool,
+    /// Whether it has a dead-letter exchange.
+    pub(super) has_dead_letter_exchange: bool,
+    /// `x-delivery-limit`, if the queue was declared with it.
+    pub(super) delivery_limit: Option<String>,
+    /// Whether a queue that is full drops its oldest job, and does not refuse what is published.
+    pub(super) drops_oldest: bool,
+}
 
 /// The fate of a job that comes back to its queue again and again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,33 +59,83 @@ pub(super) enum Returns {
     Unknown,
 }
 
-/// Determines the fate by declarations that cannot succeed; they need the `configure` permission on the queue.
+/// A job of a queue with a lower limit of deliveries is not given back for want of room: a restart gives it back too.
+const FEW_DELIVERIES: i64 = 3;
+
+impl Traits {
+    /// Which jobs may be given back for want of room.
+    pub(super) fn gives_back(&self) -> GiveBack {
+        if self.drops_oldest {
+            // The oldest job is just the one that comes back.
+            return GiveBack::None;
+        }
+        let limit = self.delivery_limit.as_ref().and_then(|limit| limit.parse::<i64>().ok());
+        match (self.kind, limit) {
+            // Below 0 there is no limit, from RabbitMQ 4.0 on; older brokers refuse that.
+            (Kind::Classic, _) | (_, Some(..0)) => GiveBack::All,
+            (_, Some(0..=FEW_DELIVERIES)) => GiveBack::None,
+            _ => GiveBack::New,
+        }
+    }
+
+    /// What these traits mean for jobs that come back.
+    pub(super) fn returns(self) -> Returns {
+        match (self.kind, self.delivery_limit) {
+            _ if self.has_dead_letter_exchange => Returns::Harmless,
+            (Kind::Classic | Kind::Stream, _) => Returns::Harmless,
+            (Kind::Unknown, None) => Returns::Unknown,
+            (Kind::Unknown | Kind::Quorum, limit) => Returns::Dropped(limit),
+        }
+    }
+}
+
+/// Determines the traits by declarations that cannot succeed; they need the `configure` permission on the queue.
 ///
 /// Cancel safe.
-pub(super) async fn returns(connection: &Connection, queue: &str) -> Returns {
+pub(super) async fn traits(connection: &Connection, queue: &str) -> Traits {
+    let mut traits = Traits::default();
+    let [mut is_limited, mut refuses] = [false; 2];
+    let mut options = QueueDeclareOptions::durable();
     let mut arguments = BTreeMap::from([
         ("x-queue-type".to_owned(), text("quorum")),
         (IMPOSSIBLE.0.to_owned(), text(IMPOSSIBLE.1)),
     ]);
     for _ in 0..MOST {
-        let Some(refusal) = declare(connection, queue, &arguments).await else { break };
+        let Some(refusal) = declare(connection, queue, options, &arguments).await else { break };
         let Some(Difference { argument, current }) = difference(&refusal) else { break };
-        match argument {
-            // A queue of another type has no delivery limit.
-            "durable" | "auto_delete" | "x-queue-type" | "x-dead-letter-exchange" => {
-                return Returns::Harmless;
+        match (argument, current) {
+            ("durable", _) => options.durable = false,
+            ("auto_delete", _) => (options.auto_delete, traits.is_auto_delete) = (true, true),
+            ("x-queue-type", current) => {
+                traits.kind = match current {
+                    Some(("stream", _)) => Kind::Stream,
+                    None if !refusal.ends_with("current is none") => Kind::Unknown,
+                    _ => Kind::Classic,
+                };
+                break;
             }
-            "x-delivery-limit" => return Returns::Dropped(current.map(|(limit, _)| limit.to_owned())),
-            name if name == IMPOSSIBLE.0 => return Returns::Dropped(None),
-            name => {
-                let Some(value) = current.and_then(|(value, kind)| typed(value, kind)) else { break };
+            (name, _) if name == IMPOSSIBLE.0 => {
+                traits.kind = Kind::Quorum;
+                break;
+            }
+            (name, Some((value, kind))) => {
+                match name {
+                    "x-dead-letter-exchange" => traits.has_dead_letter_exchange = true,
+                    "x-delivery-limit" => traits.delivery_limit = Some(value.to_owned()),
+                    "x-max-length" | "x-max-length-bytes" => is_limited = true,
+                    "x-overflow" => refuses = value.starts_with("reject-publish"),
+                    _ => {}
+                }
+                let Some(value) = typed(value, kind) else { break };
                 if arguments.insert(name.to_owned(), value).is_some() {
                     break;
                 }
             }
+            (_, None) => break,
         }
     }
-    Returns::Unknown
+    traits.drops_oldest = is_limited && !refuses;
+    traits
 }
 
 /// How the queue's arguments differ from these, in the broker's words; `None` where they do not, or it does not say.
@@ -68,7 +145,8 @@ pub(super) async fn returns(connection: &Connection, queue: &str) -> Returns {
 pub(super) async fn differs(connection: &Connection, queue: &str, arguments: &FieldTable) -> Option<String> {
     let arguments = arguments.inner().iter().map(|(name, value)| (name.to_string(), value.clone()));
     let impossible = (IMPOSSIBLE.0.to_owned(), text(IMPOSSIBLE.1));
-    let refusal = declare(connection, queue, &arguments.chain([impossible]).collect()).await?;
+    let arguments = arguments.chain([impossible]).collect();
+    let refusal = declare(connection, queue, QueueDeclareOptions::durable(), &arguments).await?;
     let is_other = difference(&refusal).is_some_and(|difference| difference.argument != IMPOSSIBLE.0);
     is_other.then_some(refusal)
 }
@@ -77,6 +155,7 @@ pub(super) async fn differs(connection: &Connection, queue: &str, arguments: &Fi
 async fn declare(
     connection: &Connection,
     queue: &str,
+    options: QueueDeclareOptions,
     arguments: &BTreeMap<String, AMQPValue>,
 ) -> Option<String> {
     let mut table = FieldTable::default();
@@ -85,7 +164,7 @@ async fn declare(
     }
     // The broker closes the channel when it refuses a declaration.
     let channel = channel(connection).await.ok()?;
-    let declared = channel.queue_declare(short(queue).ok()?, QueueDeclareOptions::durable(), table);
+    let declared = channel.queue_declare(short(queue).ok()?, options, table);
     let declared = ask(&format!("queue {queue}"), declared).await;
     close(&channel).await;
     match declared {
@@ -167,6 +246,30 @@ mod tests {
         }
         for other in ["", "PRECONDITION_FAILED - invalid arg 'x-queue-leader-locator' for queue 'q'"] {
             assert_eq!(difference(other), None);
+        }
+    }
+
+    #[test]
+    fn jobs_are_given_back_where_that_costs_none() {
+        let classic = Traits { kind: Kind::Classic, ..Traits::default() };
+        let quorum = |limit: &str| Traits {
+            kind: Kind::Quorum,
+            delivery_limit: Some(limit.to_owned()),
+            ..Traits::default()
+        };
+        let unknown = Traits::default();
+        for (traits, gives_back) in [
+            (Traits { drops_oldest: true, ..classic.clone() }, GiveBack::None),
+            (classic, GiveBack::All),
+            (quorum("-1"), GiveBack::All),
+            (quorum("0"), GiveBack::None),
+            (quorum("3"), GiveBack::None),
+            (quorum("20"), GiveBack::New),
+            (Traits { drops_oldest: true, ..quorum("20") }, GiveBack::None),
+            (Traits { kind: Kind::Quorum, ..Traits::default() }, GiveBack::New),
+            (unknown, GiveBack::New),
+        ] {
+            assert_eq!(traits.gives_back(), gives_back, "{traits:?}");
         }
     }
 

@@ -96,7 +96,7 @@ impl Gate {
         options: &Options,
         downstream: &Downstream,
     ) -> Result<(), Error> {
-        if lock(&self.unchecked).contains_key(&downstream.name) {
+        if self.is_unchecked(&downstream.name) {
             return Ok(());
         }
         let own = self.declare_own(channel, options, downstream).await;
@@ -173,6 +173,11 @@ impl Gate {
     /// Whether the gate has warned of just this error, so that the next attempt works without the permission.
     pub(super) fn goes_on_without(&self, downstream: &str, error: &Error) -> bool {
         lock(&self.unchecked).get(downstream) == Some(error)
+    }
+
+    /// Whether the downstream's queues are used unchecked.
+    pub(super) fn is_unchecked(&self, downstream: &str) -> bool {
+        lock(&self.unchecked).contains_key(downstream)
     }
 
     /// Warns once of a permission that the user lacks for the downstream, or for all of them.

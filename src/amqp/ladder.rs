@@ -32,10 +32,9 @@ impl Rung {
         Some(Self(u8::try_from(power).unwrap_or(HIGHEST).min(HIGHEST)))
     }
 
-    /// The rungs that waits of more than `shortest` need.
-    pub(super) fn above(shortest: Duration, unit: Duration) -> impl Iterator<Item = Self> {
-        let lowest = Self::below(shortest, unit).map_or(0, |rung| rung.0);
-        (lowest..=HIGHEST).map(Self)
+    /// All rungs.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        (0..=HIGHEST).map(Self)
     }
 
     /// How long a message stays, in units.
@@ -81,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_longest_stay_fits_a_ttl() {
-        let longest = Rung::above(Duration::ZERO, RUNG_UNIT).last().unwrap().stay(RUNG_UNIT);
+        let longest = Rung::all().last().unwrap().stay(RUNG_UNIT);
         assert!(longest.as_millis() <= u128::from(u32::MAX), "{longest:?}");
     }
 
@@ -96,17 +95,6 @@ mod tests {
                 (left, hops) = (left - stay, hops + 1);
             }
             assert!(hops <= 24, "{days} days: {hops}");
-        }
-    }
-
-    #[test]
-    fn waits_beyond_the_shortest_need_no_other_rungs() {
-        let shortest = Duration::from_secs(60);
-        let needed: Vec<_> = Rung::above(shortest, RUNG_UNIT).map(Rung::units).collect();
-        assert_eq!((needed.first(), needed.last()), (Some(&32), Some(&(1 << 22))));
-        for seconds in 61..10_000 {
-            let rung = Rung::below(Duration::from_secs(seconds), RUNG_UNIT).unwrap();
-            assert!(needed.contains(&rung.units()), "{seconds}");
         }
     }
 

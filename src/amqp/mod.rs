@@ -1,9 +1,9 @@
 //! Jobs from RabbitMQ: consuming, settling, publishing, dead letters.
 //!
-//! There are two connections, since a broker that blocks publishers would block the acks on the same connection too, more
-//! where the downstreams are many, and one more for each downstream that would hold up the others (see `links`). Each is kept up by a supervisor of our
-//! own: lapin's recovery gives the holders of messages no sign that these will be delivered again. Another one is
-//! opened for replies once there are any: producers choose the queues, and may choose one that costs the connection.
+//! There are two connections, since a broker that blocks publishers would block the acks on the same connection too, and more
+//! where the downstreams are many (see `links`). Each is kept up by a supervisor of our own: lapin's recovery gives the
+//! holders of messages no sign that these will be delivered again. Another one is opened for replies once there are any:
+//! producers choose the queues, and may choose one that costs the connection.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -21,6 +21,7 @@ pub use depths::{Depth, Depths};
 pub use error::Error;
 pub use greeting::Server;
 pub use ladder::RUNG_UNIT;
+pub use leftovers::{Leftover, Leftovers};
 pub use letter::Edits;
 pub use properties::properties;
 pub use publisher::{PublishError, Publisher};
@@ -32,6 +33,7 @@ pub use lapin::types::{AMQPValue, FieldTable};
 
 mod acker;
 mod address;
+mod admission;
 mod attached;
 mod budget;
 mod check;
@@ -45,6 +47,7 @@ mod gate;
 mod greeting;
 mod guard;
 mod ladder;
+mod leftovers;
 mod letter;
 mod links;
 mod message;
@@ -57,26 +60,22 @@ mod socket;
 mod source;
 mod status;
 mod supervisor;
-mod suspicion;
 mod tags;
 mod ticket;
 mod topology;
 mod unroutable;
-mod valve;
 mod weight;
 mod window;
 
 use attached::Attached;
 use budget::Account;
 use gate::Gate;
-use links::{Link, Links, SeparationReason};
+use links::{Link, Links};
 use parking::{Parker, Parking, Rungs};
 use replies::Replies;
-use source::{Route, Slot};
+use source::Slot;
 use ticket::Settlement;
 use topology::Names;
-
-use crate::metric;
 
 /// The broker, and the names of exchanges and queues there.
 #[derive(Clone, Debug)]
@@ -111,8 +110,6 @@ pub struct Downstream {
     pub prefetch: u16,
     /// Bytes of messages that are held unsettled at once; one message is always held.
     pub prefetch_bytes: u64,
-    /// Jobs that must wait for longer than this are parked.
-    pub hold_max: Duration,
 }
 
 impl Options {
@@ -153,7 +150,7 @@ pub struct Amqp {
     /// The connections that the downstreams share, for [`links::DOWNSTREAMS`] each, in the order of the options; empty where this
     /// is for publishing alone.
     consuming: Vec<Link>,
-    links: Arc<Links>,
+    links: Links,
     downstreams: BTreeMap<String, Consumed>,
     rungs: Arc<Rungs>,
     depths: Depths,
@@ -221,7 +218,7 @@ impl Amqp {
         Self {
             downstreams: names.zip(accounts.into_iter().map(consumed)).collect(),
             replies: Arc::new(Replies::new(options.address.clone())),
-            links: Links::new(options.address.clone(), options.downstreams.iter().map(|d| d.name.clone())),
+            links: Links::new(options.address.clone()),
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1),
             consuming: vec![],
@@ -263,15 +260,11 @@ impl Amqp {
         consumed.slots.set(slots.clone()).map_err(|_| Error::Consumed(downstream.to_owned()))?;
         let (subscribers, source) = source::open(
             Arc::new(settlement),
-            || Route::new(&self.links, link.clone(), downstream),
+            link,
             self.subscribers.closing.child_token(),
             Attached::each(&consumed.attached),
             slots,
         );
-        for why in SeparationReason::ALL {
-            let labels = [("downstream", downstream.to_owned()), ("reason", why.label().to_owned())];
-            metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(0);
-        }
         subscribers.into_iter().for_each(|subscriber| drop(self.subscribers.tasks.spawn(subscriber.run())));
         Ok(source)
     }

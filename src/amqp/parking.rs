@@ -22,7 +22,7 @@ use super::supervisor::ConnectionWatch;
 use super::topology::ensure_rung;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
-use crate::dispatch::{ParkReason, Parked, Stay, Ticket};
+use crate::dispatch::{Parked, Stay, Ticket};
 use crate::failpoint;
 use crate::time::wall_now;
 
@@ -42,15 +42,10 @@ impl Rungs {
         self.add(&mut known, &connection, options, rung).await
     }
 
-    /// Ensures that all rungs exist that waits of more than a downstream's `hold_max` need.
-    pub(super) async fn ensure_all(
-        &self,
-        connection: &Connection,
-        options: &Options,
-        downstream: &Downstream,
-    ) -> Result<(), Error> {
+    /// Ensures that all rungs exist.
+    pub(super) async fn ensure_all(&self, connection: &Connection, options: &Options) -> Result<(), Error> {
         let mut known = self.0.lock().await;
-        for rung in Rung::above(downstream.hold_max, options.rung_unit) {
+        for rung in Rung::all() {
             if !known.contains(&rung) {
                 self.add(&mut known, connection, options, rung).await?;
             }
@@ -270,10 +265,7 @@ impl Parker {
 
     /// The exchange for a stay: that of a rung, which is ensured to exist, or the home exchange.
     async fn exchange(&self, stay: &Stay) -> Result<String, Error> {
-        let wait = stay.until.since(wall_now());
-        // The replica that takes the job next holds it until then: there may be no rungs for short waits.
-        let is_held = stay.reason == ParkReason::Restart && wait <= self.downstream.hold_max;
-        let rung = Rung::below(wait, self.options.rung_unit).filter(|_| !is_held);
+        let rung = Rung::below(stay.until.since(wall_now()), self.options.rung_unit);
         let Some(rung) = rung else { return Ok(self.options.names().home()) };
         self.rungs.ensure(&self.current, &self.options, rung).await?;
         Ok(self.options.names().park(rung))

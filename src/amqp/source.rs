@@ -1,6 +1,7 @@
 //! The messages of one downstream, over one connection after another: those of its jobs' queue, and those that come home
 //! from where they were parked.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
@@ -10,19 +11,19 @@ use tokio_util::sync::CancellationToken;
 use super::attached::Attached;
 use super::budget::Account;
 use super::connection::close;
+use super::error::Error;
+use super::links::Link;
 use super::parking::Parking;
 use super::ticket::{Settlement, Subscription};
 use super::window::Sizes;
 use crate::dispatch::{Delivery, Source};
 use crate::lock::lock;
-use subscriber::{Queue, Reports, Subscriber};
+use crate::metric;
+use subscriber::{Known, Queue, Reports, Subscriber};
 
-pub(super) use route::Route;
-
-mod route;
 mod subscriber;
 
-/// The subscriptions of one downstream whose messages may still be settled, for the last flush.
+/// The last subscriptions to a queue, whose messages may still be settled: for the last flush.
 pub(super) type Slot = Arc<Mutex<Vec<Arc<Subscription>>>>;
 
 /// The messages of one downstream.
@@ -38,6 +39,8 @@ pub struct AmqpSource {
     is_paused: bool,
     /// Whether each queue has no consumer.
     idle: [watch::Receiver<bool>; 2],
+    /// The size that messages of the jobs' queue are taken to have, in bytes.
+    size: Arc<AtomicU64>,
     /// The account of the bytes that it holds.
     account: Arc<Account>,
     parking: Arc<Parking>,
@@ -86,12 +89,17 @@ impl Source for AmqpSource {
         self.set_window();
     }
 
+    fn most_at_once(&self, unsettled: usize) -> usize {
+        let most = self.account.most(unsettled as u64, self.size.load(Ordering::Relaxed));
+        usize::try_from(most).unwrap_or(usize::MAX)
+    }
+
     fn can_park(&self) -> bool {
         self.parking.is_available()
     }
 
     fn is_full(&self) -> bool {
-        self.account.is_full(0)
+        self.account.is_full()
     }
 
     async fn close(&mut self) {
@@ -105,25 +113,24 @@ impl Drop for AmqpSource {
     }
 }
 
-/// Waits until the broker has processed a downstream's settlements, and closes its channel; false where that failed.
+/// Waits until the broker has processed a queue's settlements, and closes its channels; false where that failed.
 pub(super) async fn flush(slot: &Slot) -> bool {
     let subscriptions = std::mem::take(&mut *lock(slot));
     let mut all = true;
-    for subscription in subscriptions {
-        // The messages of a lost connection are delivered again in any case.
-        if subscription.is_live() {
-            all &= subscription.acker.flush().await.is_ok();
-            close(subscription.acker.channel()).await;
-            subscription.end();
-        }
+    // The messages of a lost connection are delivered again in any case.
+    for subscription in subscriptions.iter().filter(|subscription| subscription.is_live()) {
+        // A queue that is deleted with its last consumer has nothing to process any more.
+        all &= matches!(subscription.acker.flush().await, Ok(()) | Err(Error::NotFound { .. }));
+        close(subscription.acker.channel()).await;
+        subscription.end();
     }
     all
 }
 
-/// A source, and the subscribers that fill it: one for each queue, with a route of its own.
+/// A source, and the subscribers that fill it over this connection: one for each queue.
 pub(super) fn open(
     settlement: Arc<Settlement>,
-    route: impl Fn() -> Route,
+    link: &Link,
     closing: CancellationToken,
     attached: [Attached; 2],
     slots: [Slot; 2],
@@ -133,16 +140,21 @@ pub(super) fn open(
     let (tell, window) = watch::channel(wanted.max(1));
     let idle = [watch::channel(true), watch::channel(true)];
     let is_idle = idle.each_ref().map(|(_, is_idle)| is_idle.clone());
+    let size = Arc::<AtomicU64>::default();
     let source = AmqpSource {
         arrivals,
         window: tell,
         wanted,
         is_paused: false,
         idle: is_idle,
+        size: Arc::clone(&size),
         account: Arc::clone(&settlement.account),
         parking: Arc::clone(&settlement.parking),
         closing: closing.clone(),
     };
+    let cut =
+        metrics::counter!(metric::DELIVERIES_CUT.name, "downstream" => settlement.downstream.name.clone());
+    cut.increment(0);
     let ([jobs, home], [jobs_slot, home_slot]) = (attached, slots);
     let [(jobs_idle, _), (home_idle, _)] = idle;
     let subscriber = |queue, attached, slot, idle| Subscriber {
@@ -152,9 +164,9 @@ pub(super) fn open(
         window: window.clone(),
         sizes: Sizes::default(),
         closing: closing.clone(),
-        reports: Reports { idle, attached, slot },
-        route: route(),
-        has_timeout: true,
+        reports: Reports { idle, size: Arc::clone(&size), attached, slot, cut: cut.clone() },
+        link: link.clone(),
+        known: Known::default(),
     };
     let jobs = subscriber(Queue::Jobs, jobs, jobs_slot, jobs_idle);
     let home = subscriber(Queue::Home, home, home_slot, home_idle);

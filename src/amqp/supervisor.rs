@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::address::Address;
 use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
-use super::valve::Meter;
+use super::guard::Admit;
 use crate::episode::Episode;
 use crate::lock::lock;
 use crate::metric;
@@ -58,10 +58,8 @@ pub(super) struct Supervisor {
     pub(super) purpose: String,
     pub(super) current: watch::Sender<Option<Arc<Connection>>>,
     pub(super) states: Arc<ConnectionStates>,
-    /// The meter of the bytes that are read.
-    pub(super) meter: Option<Arc<Meter>>,
-    /// Called when a connection is lost that had not held for long.
-    pub(super) lost_early: Option<Box<dyn Fn() + Send + Sync>>,
+    /// Decides which bodies of deliveries are taken in.
+    pub(super) admit: Option<Arc<dyn Admit>>,
     pub(super) stop: CancellationToken,
 }
 
@@ -101,8 +99,6 @@ impl Supervisor {
             trouble.note(reason);
             if since.elapsed() >= STABLE {
                 backoff.reset();
-            } else if let Some(lost_early) = &self.lost_early {
-                lost_early();
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -113,9 +109,9 @@ impl Supervisor {
 
     /// Connects, with retries. Each trouble is logged once, until it changes.
     async fn connect(&self, backoff: &mut Backoff, trouble: &mut Episode<String>) -> Arc<Connection> {
-        let Self { address, purpose, meter, .. } = self;
+        let Self { address, purpose, admit, .. } = self;
         loop {
-            match connect(address, purpose, meter.as_ref()).await {
+            match connect(address, purpose, admit.clone()).await {
                 Ok(connection) => {
                     if trouble.end() {
                         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(1);

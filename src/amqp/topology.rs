@@ -235,9 +235,15 @@ pub(super) async fn find_exchange(channel: &Channel, name: &str) -> Result<(), E
 
 /// The number of messages in the queue; fails if the queue does not exist.
 pub(super) async fn find_queue(channel: &Channel, name: &str) -> Result<u32, Error> {
+    look(channel, name).await.map(|(ready, _)| ready)
+}
+
+/// The numbers of messages and of consumers of the queue; fails if the queue does not exist.
+pub(super) async fn look(channel: &Channel, name: &str) -> Result<(u32, u32), Error> {
     let options = QueueDeclareOptions::default().passive();
     let declare = channel.queue_declare(short(name)?, options, FieldTable::default());
-    Ok(ask(&format!("queue {name}"), declare).await?.message_count())
+    let queue = ask(&format!("queue {name}"), declare).await?;
+    Ok((queue.message_count(), queue.consumer_count()))
 }
 
 /// Returns the number of messages in a queue.
@@ -291,6 +297,12 @@ async fn bind(channel: &Channel, queue: &str, exchange: &str, key: &str) -> Resu
     let bind =
         channel.queue_bind(short(queue)?, short(exchange)?, short(key)?, options, FieldTable::default());
     ask(&format!("queue {queue}, bound to {exchange}"), bind).await
+}
+
+/// Ends a binding, if there is one.
+pub(super) async fn unbind(channel: &Channel, queue: &str, exchange: &str, key: &str) -> Result<(), Error> {
+    let unbind = channel.queue_unbind(short(queue)?, short(exchange)?, short(key)?, FieldTable::default());
+    ask(&format!("queue {queue}, bound to {exchange}"), unbind).await
 }
 
 fn quorum() -> FieldTable {

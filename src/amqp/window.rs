@@ -3,6 +3,13 @@
 //! A consumer's prefetch cannot be changed: another prefetch requires a new consumer on the same channel, where unacked
 //! messages stay so and come on top. So a new prefetch is what is left of the window, and changes are few: each is
 //! large, or one that the dispatcher asked for.
+//!
+//! What was requested comes, whatever its size. Messages for which there is no room are given back unread, and from then on,
+//! until these have come again, no more is requested than has room if each is as long as the longest of them.
+
+use std::collections::BTreeMap;
+
+use super::admission::GiveBack;
 
 /// The window while nothing is known of the sizes of messages.
 const FIRST: u64 = 2;
@@ -10,11 +17,19 @@ const FIRST: u64 = 2;
 /// The window grows by this factor once as many messages were seen as it holds.
 const STAGE: u64 = 8;
 
-/// A downstream's jobs count as long if no more than this many fit its bytes.
+/// Should all messages of a window be as long as the longest lately, their bytes are at most so many times those that
+/// may be held.
+const EXCESS: u64 = 4;
+
+/// The most messages that are unsettled at once where none may be given back: nothing else bounds the bytes of those that
+/// come.
+const NO_RETURN: u64 = 16;
+
+/// The number of long jobs that fill the bytes: jobs are long from that size on.
 const SHORT: u64 = 64;
 
-/// Statistics of the sizes of one downstream's messages, in bytes.
-#[derive(Clone, Copy, Debug)]
+/// Statistics of the sizes of one queue's messages, in bytes.
+#[derive(Clone, Debug)]
 pub(super) struct Sizes {
     seen: u64,
     /// The window that has proved good.
@@ -23,6 +38,8 @@ pub(super) struct Sizes {
     mean: u64,
     /// The longest message, whose size decays by half over some 45 messages.
     peak: u64,
+    /// The sizes of the messages that were given back unread and have not come again, and how many there are of each.
+    returned: BTreeMap<u64, u32>,
 }
 
 /// The bounds of the messages that are unsettled at once.
@@ -32,8 +49,10 @@ pub(super) struct Bounds {
     pub(super) wanted: u16,
     /// The bytes of messages that may be held.
     pub(super) bytes: u64,
-    /// Whether messages are read without regard to their bytes once they were requested.
-    pub(super) shared: bool,
+    /// Those of them that are left.
+    pub(super) left: u64,
+    /// Which messages may be given back where there is no room for them.
+    pub(super) gives_back: GiveBack,
 }
 
 /// The unsettled messages of a downstream.
@@ -67,13 +86,24 @@ pub(super) enum Step {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { seen: 0, stage: FIRST, mean: 0, peak: 0 }
+        Self { seen: 0, stage: FIRST, mean: 0, peak: 0, returned: BTreeMap::new() }
     }
 }
 
 impl Sizes {
-    /// Adds the size of a message.
-    pub(super) const fn note(&mut self, bytes: u64) {
+    /// Adds the size of a message that was taken in, with the size that it would have had if it was given back.
+    pub(super) fn note(&mut self, bytes: u64, body: u64) {
+        self.came_again(body);
+        self.measure(bytes);
+    }
+
+    /// Adds a message that is given back unread, by what its body lets know of its size.
+    pub(super) fn note_returned(&mut self, body: u64) {
+        self.measure(body);
+        *self.returned.entry(body).or_default() += 1;
+    }
+
+    const fn measure(&mut self, bytes: u64) {
         self.mean = if self.seen == 0 {
             bytes.saturating_mul(16)
         } else {
@@ -87,18 +117,55 @@ impl Sizes {
         }
     }
 
-    /// How many messages may be unsettled at once, at least 1.
-    pub(super) fn target(&self, bounds: Bounds) -> u16 {
-        let size = if bounds.shared { self.peak } else { self.mean / 16 };
-        let fit = bounds.bytes / size.max(1);
-        let target = fit.min(self.stage).max(1);
+    /// Takes the messages to come for half as long, since none has come for a while.
+    pub(super) const fn fade(&mut self) {
+        (self.mean, self.peak) = (self.mean / 2, self.peak / 2);
+    }
+
+    /// A message has come that was given back, as far as can be known: one of this size; else it is taken for the
+    /// shortest, since others may have got those that were given back here.
+    fn came_again(&mut self, body: u64) {
+        let shortest = self.returned.keys().next().copied();
+        let Some(known) = Some(body).filter(|body| self.returned.contains_key(body)).or(shortest) else {
+            return;
+        };
+        if let Some(count) = self.returned.get_mut(&known) {
+            *count -= 1;
+            if *count == 0 {
+                self.returned.remove(&known);
+            }
+        }
+    }
+
+    /// Whether what was given back unread is to come again without a wait for more room: where it is long, or there is
+    /// room for an eighth of the bytes.
+    pub(super) fn is_urgent(&self, bounds: Bounds) -> bool {
+        let longest = self.returned.keys().next_back();
+        longest.is_some_and(|longest| (*longest).max(bounds.left / 8) >= bounds.bytes / SHORT)
+    }
+
+    /// The bytes to reserve before a consumer with this prefetch starts: room for as many of the longest messages that were
+    /// given back, since the queue delivers these first.
+    pub(super) fn reserves(&self, messages: u16, bounds: Bounds) -> u64 {
+        let longest = self.returned.keys().next_back().copied().unwrap_or_default();
+        longest.saturating_mul(messages.into()).min(bounds.left)
+    }
+
+    /// How many messages may be unsettled at once, where so many are. It is 0 only where there is no room for one.
+    pub(super) fn target(&self, bounds: Bounds, unsettled: usize) -> u16 {
+        let target = match self.returned.keys().next_back() {
+            // One is taken in while any bytes are left.
+            Some(longest) => bounds.left.div_ceil((*longest).max(1)).saturating_add(unsettled as u64),
+            None => bounds.bytes.div_ceil(self.size(bounds.gives_back)).min(self.stage).max(1),
+        };
+        let target = if bounds.gives_back == GiveBack::None { target.min(NO_RETURN) } else { target };
         u16::try_from(target).unwrap_or(u16::MAX).min(bounds.wanted.max(1))
     }
 
-    /// True where so few messages fit the bytes that bytes must bound what is read.
-    pub(super) fn are_long(&self, most: u64, wanted: u16) -> bool {
-        let fit = most / self.peak.max(1);
-        fit <= SHORT && fit < u64::from(wanted)
+    /// The size that messages are taken to have, at least 1.
+    pub(super) fn size(&self, gives_back: GiveBack) -> u64 {
+        let peak = if gives_back == GiveBack::All { self.peak / EXCESS } else { self.peak };
+        peak.max(self.mean / 16).max(1)
     }
 }
 

@@ -14,6 +14,7 @@ mod downstream;
 pub mod letters;
 pub mod order;
 pub mod state;
+mod unclaimed;
 
 use std::marker::PhantomData;
 

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::{Millis, Override, Pause, Penalty};
 use crate::text;
 
+pub use super::unclaimed::{Orphan, Unclaimed};
+
 /// The answer of `GET /api/v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
@@ -22,8 +24,9 @@ pub struct State {
     pub amqp: Connection,
     /// Its connection to the store.
     pub store: Connection,
-    /// The messages for no downstream that lie in the broker.
-    pub unroutable: Option<u32>,
+    /// What lies in the broker and nobody takes.
+    #[serde(flatten)]
+    pub unclaimed: Unclaimed,
     /// All replicas.
     pub replicas: Vec<Replica>,
     /// All downstreams; in an event those that changed.
@@ -40,7 +43,7 @@ impl State {
             can_change: self.can_change,
             amqp: self.amqp.clone(),
             store: self.store.clone(),
-            unroutable: self.unroutable,
+            unclaimed: self.unclaimed.clone(),
             replicas: self.replicas.clone(),
             downstreams: Vec::new(),
         }
@@ -333,7 +336,8 @@ mod tests {
     const FULL: &str = concat!(
         r#"{"now":1764000000000,"replica":"a","version":"0.1.0","can_change":true,"#,
         r#""amqp":{"connected":false,"lost":["consuming"],"error":"x"},"store":{"connected":true,"kind":"redis"},"#,
-        r#""unroutable":3,"replicas":[{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2,"seen_at":3,"#,
+        r#""unroutable":3,"orphans":[{"name":"old","since":4}],"#,
+        r#""replicas":[{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2,"seen_at":3,"#,
         r#""is_me":true,"amqp":true,"store":false}],"downstreams":[{"name":"billing","rate_limit":50.0,"#,
         r#""limits":[{"name":"l","algorithm":"gcra","rate":"5/s","file_rate":"6/s","remaining":1,"of":2,"whole_at":3},"#,
         r#"{"name":"m","algorithm":"leaky-bucket","rate":"7/s"}],"#,
@@ -361,7 +365,8 @@ mod tests {
         let state: State = serde_json::from_str(FULL).unwrap();
         assert_eq!(serde_json::to_string(&state).unwrap(), FULL);
         let head = r#"{"now":0,"replica":"","version":"","can_change":false,"amqp":{"connected":false},"#;
-        let rest = r#""store":{"connected":false},"unroutable":null,"replicas":[],"downstreams":[]}"#;
+        let rest =
+            r#""store":{"connected":false},"unroutable":null,"orphans":[],"replicas":[],"downstreams":[]}"#;
         assert_eq!(serde_json::to_string(&State::default().head()).unwrap(), format!("{head}{rest}"));
         assert_eq!(serde_json::to_string(&Downstream::default()).unwrap(), EMPTY);
         assert_eq!(serde_json::from_str::<Downstream>(EMPTY).unwrap(), Downstream::default());

@@ -2,6 +2,7 @@
 
 use indicatif::ProgressBar;
 use paced::amqp::{DeadLetters, Edits, Error, Letter, Replay, Scan, Tally};
+use paced::config::Settings;
 use paced::{Precision, Rate, Shaper};
 
 use super::exit::Exit;
@@ -24,27 +25,31 @@ pub(super) async fn run(global: &Global, command: Command) -> Result<(), Exit> {
 }
 
 /// The letters of one queue, and what people call them.
-struct Letters {
-    queue: DeadLetters,
+pub(super) struct Letters {
+    pub(super) queue: DeadLetters,
     /// What one of them is.
-    noun: &'static str,
+    pub(super) noun: &'static str,
     /// The downstream that they belong to; `None` for unroutable messages.
-    downstream: Option<String>,
+    pub(super) downstream: Option<String>,
 }
 
 impl Letters {
-    async fn open(global: &Global, origin: Origin, to: Option<&str>) -> Result<Self, Exit> {
-        let settings = parts::load(global)?.settings;
+    async fn open(settings: &Settings, origin: Origin) -> Result<Self, Exit> {
         let downstream = origin.downstream();
-        for name in downstream.as_deref().into_iter().chain(to) {
-            parts::downstream(&settings, name)?;
-        }
-        let options = parts::amqp(&settings)?;
+        let mut options = parts::amqp(settings)?;
+        // One that is not served any more may have left letters.
+        let orphan = downstream.as_deref().filter(|name| !settings.downstreams.contains_key(*name));
+        options.downstreams.extend(orphan.map(parts::orphan));
         let (queue, noun) = match &downstream {
             Some(downstream) => (DeadLetters::open(&options, downstream).await, "dead letter"),
             None => (DeadLetters::open_unroutable(&options).await, "unroutable message"),
         };
         let queue = queue.map_err(out::failed)?;
+        if let Some(orphan) = orphan
+            && matches!(queue.count().await, Err(Error::NotFound { .. }))
+        {
+            parts::downstream(settings, orphan)?;
+        }
         // A queue that paced declared has a limit that nobody reaches, but another program may have declared it.
         if let Some(limit) = queue.low_delivery_limit().await {
             out::say(format_args!(
@@ -70,7 +75,7 @@ impl Letters {
     }
 
     /// Waits for a scan that removes letters. An error is printed together with how many were removed before it.
-    async fn follow(
+    pub(super) async fn follow(
         &self,
         scan: &Scan,
         done: &str,
@@ -108,7 +113,7 @@ fn draw(bar: &ProgressBar, tally: &Tally, done: &str) {
 }
 
 /// The end of a scan: that of the queue, unless it was stopped before.
-fn ended(&Tally { stopped, seen, found, .. }: &Tally) -> Result<(), Exit> {
+pub(super) fn ended(&Tally { stopped, seen, found, .. }: &Tally) -> Result<(), Exit> {
     if !stopped {
         return Ok(());
     }
@@ -116,7 +121,7 @@ fn ended(&Tally { stopped, seen, found, .. }: &Tally) -> Result<(), Exit> {
 }
 
 async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> Result<(), Exit> {
-    let letters = Letters::open(global, origin, None).await?;
+    let letters = Letters::open(&parts::load(global)?.settings, origin).await?;
     let scan = Scan { filter: filter.into(), limit: Some(limit), ..Scan::default() };
     let (listed, tally) = letters.list(&scan, "listed").await?;
     match global.output {
@@ -133,7 +138,7 @@ async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> 
 
 async fn show(global: &Global, args: ShowArgs) -> Result<(), Exit> {
     let (origin, filter, limit) = args.resolve()?;
-    let letters = Letters::open(global, origin, None).await?;
+    let letters = Letters::open(&parts::load(global)?.settings, origin).await?;
     let scan = Scan { filter, limit: Some(limit), ..Scan::default() };
     let (listed, tally) = letters.list(&scan, "found").await?;
     let title = letters.title(tally.found);
@@ -152,9 +157,10 @@ async fn show(global: &Global, args: ShowArgs) -> Result<(), Exit> {
 }
 
 async fn replay(global: &Global, args: ReplayArgs) -> Result<(), Exit> {
-    args.check()?;
+    let settings = parts::load(global)?.settings;
+    args.check(&settings)?;
     let pace = args.rate.map(shaper).transpose()?;
-    let letters = Letters::open(global, args.origin, args.to.as_deref()).await?;
+    let letters = Letters::open(&settings, args.origin).await?;
     let scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };
     let edits = Edits { set: args.set_header, unset: args.unset_header, new_id: args.new_id };
     let is_addressed = args.to.is_some();
@@ -181,7 +187,7 @@ async fn replay(global: &Global, args: ReplayArgs) -> Result<(), Exit> {
 }
 
 /// The pace of a replay, for this process alone.
-fn shaper(rate: Rate) -> Result<Shaper, Exit> {
+pub(super) fn shaper(rate: Rate) -> Result<Shaper, Exit> {
     // A slow rate's next slot may lie far ahead.
     const YEAR: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);
     let shaper = Shaper::builder("replay", rate).max_wait(YEAR).precision(Precision::Coarse).build();
@@ -192,7 +198,7 @@ async fn purge(global: &Global, args: PurgeArgs) -> Result<(), Exit> {
     if !args.yes && !confirm::is_possible() {
         return Err(out::fail(Exit::Usage, "a purge removes letters for good; say --yes if it is meant"));
     }
-    let letters = Letters::open(global, args.origin, None).await?;
+    let letters = Letters::open(&parts::load(global)?.settings, args.origin).await?;
     let mut scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };
     if !args.yes && !agreed(&letters, &mut scan).await? {
         letters.queue.close().await;

@@ -52,7 +52,7 @@ impl From<&paced::amqp::Error> for Exit {
             Self::Unavailable
         } else if error.is_unauthorized() {
             Self::Unauthorized
-        } else if matches!(error, paced::amqp::Error::NameTooLong(_)) {
+        } else if matches!(error, paced::amqp::Error::NameTooLong(_) | paced::amqp::Error::Stream { .. }) {
             // The arguments are checked before, so the name comes from the configuration.
             Self::Config
         } else {

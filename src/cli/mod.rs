@@ -6,6 +6,7 @@ mod check;
 mod config;
 mod confirm;
 mod dead;
+mod downstream;
 mod exit;
 mod explain_answer;
 mod facts;
@@ -118,6 +119,9 @@ enum Command {
     /// Looks at dead letters, and brings them back
     #[command(subcommand)]
     Dead(dead::Command),
+    /// Moves and deletes what a downstream has left that no replica serves any more
+    #[command(subcommand)]
+    Downstream(downstream::Command),
     /// Cancels jobs: no replica sends them, wherever they wait
     Cancel(cancel::Args),
     /// Stops the releases of a downstream, in every replica
@@ -171,6 +175,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Status(args) => status::run(&global, &args).await,
             Command::Top(args) => top::run(&global, &args).await,
             Command::Dead(command) => dead::run(&global, command).await,
+            Command::Downstream(command) => downstream::run(&global, command).await,
             Command::Cancel(args) => cancel::run(&global, args).await,
             Command::Pause(args) => pause::pause(&global, args).await,
             Command::Resume(args) => pause::resume(&global, args).await,

@@ -29,6 +29,11 @@ pub(super) fn downstream<'a>(settings: &'a Settings, name: &str) -> Result<&'a D
     })
 }
 
+/// A downstream that is not in the configuration any more, of which only the queues may be left.
+pub(super) fn orphan(name: &str) -> amqp::Downstream {
+    amqp::Downstream { name: name.to_owned(), queue: None, max_length: None, prefetch: 1, prefetch_bytes: 1 }
+}
+
 /// The options of the connections to the broker; an error is printed to stderr.
 pub(super) fn amqp(settings: &Settings) -> Result<amqp::Options, Exit> {
     daemon::amqp_options(settings).map_err(out::failed)

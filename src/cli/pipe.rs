@@ -78,6 +78,10 @@ const MAX_BODY: usize = pipe::MAX_LINE;
 const DRAIN: Duration = Duration::from_secs(25);
 /// How long the end waits for outcomes that are not written yet, when it is to come at once.
 const LAST_WRITE: Duration = Duration::from_secs(1);
+
+/// The time between two checks whether the entries have been counted.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// How long the end waits for the number of entries of the input.
 const LAST_COUNT: Duration = Duration::from_secs(1);
 
@@ -187,17 +191,19 @@ async fn follow(
 
 /// The number of entries of the input, if it can be told soon.
 async fn known(total: &Total, progress: &Progress) -> Option<u64> {
-    let counted = async {
-        let mut look = tokio::time::interval(Duration::from_millis(5));
-        loop {
-            look.tick().await;
-            if let Some(total) = progress.entries().or_else(|| total.get()) {
-                return total;
-            }
+    let counted = || progress.entries().or_else(|| total.get());
+    // Without a wait where it is there: even the first tick of a timer may come later than the end of no patience.
+    if counted().is_some() || !total.is_expected() {
+        return counted();
+    }
+    let come = async {
+        while counted().is_none() {
+            tokio::time::sleep(LOOK).await;
         }
     };
-    let patience = if total.is_expected() { LAST_COUNT } else { Duration::ZERO };
-    tokio::time::timeout(patience, counted).await.ok()
+    // What has not come by then stays unknown.
+    let _ = tokio::time::timeout(LAST_COUNT, come).await;
+    counted()
 }
 
 /// The exit if outcomes cannot be written.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
-use paced::api::state::{Downstream, State};
+use paced::api::state::{Downstream, Orphan, State};
 
 use super::ask::Daemon;
 use super::exit::Exit;
@@ -55,6 +55,13 @@ fn clear() {
 }
 
 fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
+    let mut orphans = state.unclaimed.orphans.iter();
+    if let Some(orphan) = orphans.find(|orphan| Some(&orphan.name) == args.downstream.as_ref()) {
+        return match global.output {
+            Output::Json => out::json(orphan),
+            Output::Human => out::line(unserved(orphan)),
+        };
+    }
     let named = args.downstream.as_ref().map(|name| {
         state.downstreams.iter().find(|downstream| downstream.name == *name).ok_or_else(|| {
             let known: Vec<&str> = state.downstreams.iter().map(|known| known.name.as_str()).collect();
@@ -68,6 +75,7 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
         (Output::Json, Some(downstream)) => out::json(downstream),
         (Output::Human, None) => {
             out::line(head(state))?;
+            state.unclaimed.orphans.iter().try_for_each(|orphan| out::line(unserved(orphan)))?;
             out::line("")?;
             let rows: Vec<[String; 9]> =
                 state.downstreams.iter().map(|downstream| row(downstream, state.now)).collect();
@@ -86,11 +94,19 @@ fn head(state: &State) -> String {
         Some(error) => format!("store AWAY ({error})"),
     };
     let mut head = format!("paced {}: {replicas} replica(s), {amqp}, {store}", state.version);
-    if let Some(unroutable) = state.unroutable.filter(|messages| *messages > 0) {
+    if let Some(unroutable) = state.unclaimed.unroutable.filter(|messages| *messages > 0) {
         // Writing to a String cannot fail.
         let _ = write!(head, ", {unroutable} message(s) for no downstream");
     }
     head
+}
+
+/// A downstream that no replica serves any more, in a line.
+fn unserved(Orphan { name, since }: &Orphan) -> String {
+    let since = since.map(|at| format!(" since {} UTC", out::instant(at))).unwrap_or_default();
+    out::printable(&format!(
+        "{name}: no replica serves it{since}, and its queues go on taking jobs; see `paced downstream --help`"
+    ))
 }
 
 /// The titles of the table's columns; from the second to the last but one they are numbers.

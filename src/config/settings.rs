@@ -242,7 +242,8 @@ pub enum ClientAuth {
 impl Downstream {
     /// The prefetch to ask the broker for; see [`dispatch::window`].
     pub fn effective_prefetch(&self) -> u16 {
-        dispatch::window(self.queue.prefetch, &self.limits, self.on_limit)
+        let Self { queue, limits, on_limit, hold_max, concurrency, .. } = self;
+        dispatch::window(queue.prefetch, limits, *on_limit, *hold_max, *concurrency)
     }
 
     /// The highest cost of one job without a plan, and the bound that sets it; see [`dispatch::max_cost`].

@@ -87,8 +87,11 @@ impl Daemon {
             identity: identity(),
             views: dispatchers.iter().map(by_name).collect(),
             peers: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.peers())).collect(),
-            amqp: amqp.status(),
-            depths: amqp.depths(),
+            broker: status::Broker {
+                status: amqp.status(),
+                depths: amqp.depths(),
+                prefix: broker.prefix.clone(),
+            },
             store: Arc::clone(&store),
             store_kind: store_kind(&settings),
             terms: live.terms(),

@@ -59,7 +59,6 @@ pub(crate) fn amqp(settings: &Settings) -> Result<amqp::Options, Error> {
         max_length: downstream.queue.max_length,
         prefetch: downstream.effective_prefetch(),
         prefetch_bytes: downstream.queue.prefetch_bytes,
-        hold_max: downstream.hold_max,
     });
     Ok(amqp::Options {
         address,

@@ -22,14 +22,22 @@ pub(super) struct Entry {
     pub(super) first_seen: Micros,
     /// Its age, and the bounds of it.
     pub(super) age: Age,
-    /// Since when its message is held here.
-    pub(super) held_since: Instant,
-    /// Whether the job may be parked: not after that was refused once.
-    pub(super) may_park: bool,
+    /// How its message is held here.
+    pub(super) hold: Hold,
     /// The results of the attempts so far.
     pub(super) attempts: Attempts,
     /// What it asks for, and its position in the order.
     pub(super) request: SlotRequest,
+}
+
+/// How a message is held here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hold {
+    pub(super) since: Instant,
+    /// Whether the job may be parked: not after that was refused once.
+    pub(super) may_park: bool,
+    /// What it waits for, or waited for last.
+    pub(super) reason: ParkReason,
 }
 
 /// The age of a job, by the wall clock.
@@ -46,7 +54,7 @@ pub(super) struct Age {
 impl Entry {
     /// Whether the job can be parked.
     pub(super) fn can_park(&self) -> bool {
-        self.may_park && self.ticket.can_park()
+        self.hold.may_park && self.ticket.can_park()
     }
 
     /// Whether the job has given up, by the wall clock.
@@ -110,5 +118,10 @@ impl Waiter for Entry {
 
     fn is_live(&self) -> bool {
         self.ticket.is_live()
+    }
+
+    /// Not one whose credentials were refused: only this replica knows of that.
+    fn may_wait_elsewhere(&self) -> bool {
+        self.hold.may_park && self.attempts.refusals.suspicion.is_none()
     }
 }

@@ -15,6 +15,7 @@ use super::discard::discard;
 use super::entry::Entry;
 use super::failures::Ending;
 use super::intake::expired;
+use super::job_log;
 use super::meters::Meters;
 use super::preflight::Preflight;
 use super::retry::RetryPolicy;
@@ -25,7 +26,7 @@ use crate::pace::meters::Abandoned;
 use crate::pace::release::Held;
 use crate::sink::{Handover, Outcome, Peer, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
-pub(super) use event::{Contact, Event, FlightGuard, Refused};
+pub(super) use event::{Event, FlightGuard, Refused};
 pub(super) use letter::{dead_letter, letter_log};
 use outcome::{contact, is_answered};
 
@@ -145,6 +146,7 @@ impl Flight {
             // If a connection turns out to be closed, the check runs twice, and the job is sent once.
             if in_time && handed_over.set(late).is_ok() {
                 context.meters.release(late);
+                job_log::released(&context.downstream, &entry.job.id, *slot, late);
             }
             in_time
         };

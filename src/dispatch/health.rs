@@ -39,14 +39,8 @@ const REFUSED_JOBS: u32 = 3;
 /// The number of refusals in a row that suffices, of however few jobs: a quiet downstream may not have three.
 const REFUSALS: u32 = 5;
 
-/// The backoff of trial connections: the first wait, and the longest.
-const CONNECT_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-
-/// The backoff of trial jobs: the first wait, and the longest.
-const TRIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-
 /// The usability of the downstream, as far as this replica has seen.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Health {
     state: State,
     /// The number of connections in a row that failed.
@@ -57,23 +51,45 @@ pub(super) struct Health {
 }
 
 /// The state of a replica towards its downstream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
     /// It takes jobs.
+    #[default]
     Serving,
-    /// It takes none, since it cannot connect.
-    Unreachable(Trial),
-    /// It takes none, since its credentials are refused.
-    Unauthorized(Trial),
+    /// It takes none, for this reason, and makes trials.
+    Halted(Reason, Trial),
+}
+
+/// Why a replica takes no jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// It cannot connect.
+    Unreachable,
+    /// Its credentials are refused.
+    Unauthorized,
+}
+
+/// How far a job got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contact {
+    /// The job was not sent.
+    None,
+    /// There was no connection.
+    Unreachable,
+    /// The job was sent, and not delivered.
+    Sent,
+    /// The job was sent, and throttled.
+    Throttled,
+    Delivered,
 }
 
 /// How far a trial is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trial {
+enum Trial {
     /// The trial is due at this instant.
     Due(Instant),
     /// A connection is being opened, or the secrets are being read.
-    Started,
+    Begun,
     /// One job may be sent, and its outcome is awaited.
     Job,
 }
@@ -107,28 +123,33 @@ pub(super) enum Verdict {
     Waits(Suspicion),
 }
 
-/// A change of the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// No more jobs are to be taken.
-    Stop,
-    /// Jobs are to be taken again.
-    GoOn,
-}
+impl Reason {
+    pub(super) const ALL: [Self; 2] = [Self::Unreachable, Self::Unauthorized];
 
-impl Default for Health {
-    fn default() -> Self {
-        Self { state: State::Serving, failed_connections: 0, row: Row::default(), trials: 0 }
+    /// The label of metrics.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unreachable => "unreachable",
+            Self::Unauthorized => "unauthorized",
+        }
+    }
+
+    /// The backoff of its trials: the first wait, and the longest.
+    const fn backoff(self) -> (Duration, Duration) {
+        match self {
+            Self::Unreachable => (Duration::from_millis(100), Duration::from_secs(2)),
+            Self::Unauthorized => (Duration::from_millis(500), Duration::from_secs(5)),
+        }
     }
 }
 
 impl Health {
-    pub(super) const fn state(&self) -> State {
-        self.state
-    }
-
-    pub(super) fn is_serving(&self) -> bool {
-        self.state == State::Serving
+    /// Why it takes no jobs; `None` if it does.
+    pub(super) const fn halted(&self) -> Option<Reason> {
+        match self.state {
+            State::Serving => None,
+            State::Halted(reason, _) => Some(reason),
+        }
     }
 
     /// The number of different jobs that were refused in a row.
@@ -136,20 +157,28 @@ impl Health {
         self.row.jobs
     }
 
-    /// Records that a connection failed.
-    pub(super) fn unreachable(&mut self, now: Instant) -> Option<Change> {
-        self.failed_connections = self.failed_connections.saturating_add(1);
-        let stops = self.is_serving() && self.failed_connections >= FAILED_CONNECTIONS;
-        stops.then(|| {
-            self.state = State::Unreachable(self.later(CONNECT_BACKOFF, now));
-            Change::Stop
-        })
+    /// Records the end of an attempt that began at `sent`, unless its credentials were refused; see [`Health::refused`].
+    pub(super) fn ended(&mut self, contact: Contact, sent: Instant, now: Instant) {
+        match (self.state, contact) {
+            (_, Contact::None) | (State::Halted(Reason::Unreachable, _), _) => {}
+            (State::Serving, Contact::Unreachable) => {
+                self.failed_connections += 1;
+                if self.failed_connections >= FAILED_CONNECTIONS {
+                    self.halt(Reason::Unreachable, now);
+                }
+            }
+            (State::Serving, Contact::Sent | Contact::Throttled) => self.failed_connections = 0,
+            (_, Contact::Delivered) => self.delivered(sent),
+            (State::Halted(Reason::Unauthorized, _), _) => self.trial_job_failed(now),
+        }
     }
 
-    /// Records that a request was sent, whatever its outcome.
-    pub(super) const fn connected(&mut self) {
-        if matches!(self.state, State::Serving) {
-            self.failed_connections = 0;
+    fn delivered(&mut self, sent: Instant) {
+        self.failed_connections = 0;
+        if self.row.last_sent.is_none_or(|last| sent > last) {
+            self.trials = 0;
+            self.end_row();
+            self.serve();
         }
     }
 
@@ -161,104 +190,86 @@ impl Health {
         is_blameless: bool,
         sent: Instant,
         now: Instant,
-    ) -> (Verdict, Option<Change>) {
+    ) -> Verdict {
+        let is_serving = self.state == State::Serving;
         let row = self.row.number;
         let blamed = before.and_then(|before| before.blamed);
-        if self.is_serving() && !is_blameless && blamed.is_some_and(|before| before != row) {
-            return (Verdict::Dead, None);
+        if is_serving && !is_blameless && blamed.is_some_and(|before| before != row) {
+            return Verdict::Dead;
         }
         let is_new = before.is_none_or(|before| before.row != row);
         let this = Suspicion { row, blamed: if is_blameless { blamed } else { Some(row) } };
         self.row.last_sent = self.row.last_sent.max(Some(sent));
         self.row.jobs = self.row.jobs.saturating_add(u32::from(is_new));
         self.row.refusals = self.row.refusals.saturating_add(1);
-        let is_enough = self.row.jobs >= REFUSED_JOBS || self.row.refusals >= REFUSALS;
-        let stops = self.is_serving() && is_enough;
-        if stops {
-            // The first trial is due at once, since the new secrets may be there already.
-            let first = if self.trials == 0 { Trial::Due(now) } else { self.later(TRIAL_BACKOFF, now) };
-            self.state = State::Unauthorized(first);
+        if is_serving && (self.row.jobs >= REFUSED_JOBS || self.row.refusals >= REFUSALS) {
+            self.halt(Reason::Unauthorized, now);
         }
-        (Verdict::Waits(this), stops.then_some(Change::Stop))
-    }
-
-    /// Records that a job that was sent at `sent` was delivered.
-    pub(super) fn delivered(&mut self, sent: Instant) -> Option<Change> {
-        if self.row.last_sent.is_some_and(|last| sent <= last) {
-            return None;
-        }
-        match self.state {
-            State::Unreachable(_) => None,
-            State::Serving => {
-                self.trials = 0;
-                self.end_row();
-                None
-            }
-            State::Unauthorized(_) => {
-                self.trials = 0;
-                self.end_row();
-                Some(self.go_on())
-            }
-        }
+        Verdict::Waits(this)
     }
 
     /// The instant at which the next trial is due.
     pub(super) const fn trial_due(&self) -> Option<Instant> {
         match self.state {
-            State::Unreachable(Trial::Due(due)) | State::Unauthorized(Trial::Due(due)) => Some(due),
+            State::Halted(_, Trial::Due(due)) => Some(due),
             _ => None,
         }
     }
 
     /// Records that a trial has begun.
-    pub(super) const fn try_now(&mut self) {
-        match &mut self.state {
-            State::Unreachable(trial) | State::Unauthorized(trial) => *trial = Trial::Started,
-            State::Serving => {}
+    pub(super) const fn trial_begun(&mut self) {
+        if let State::Halted(_, trial) = &mut self.state {
+            *trial = Trial::Begun;
         }
     }
 
     /// Records the result of a trial connection.
-    pub(super) fn tried_connection(&mut self, is_open: bool, now: Instant) -> Option<Change> {
-        let State::Unreachable(_) = self.state else { return None };
-        if is_open {
-            return Some(self.go_on());
+    pub(super) fn tried_connection(&mut self, is_open: bool, now: Instant) {
+        match self.state {
+            State::Halted(Reason::Unreachable, _) if is_open => self.serve(),
+            State::Halted(Reason::Unreachable, _) => self.try_later(Reason::Unreachable, now),
+            _ => {}
         }
-        self.state = State::Unreachable(self.later(CONNECT_BACKOFF, now));
-        None
     }
 
     /// Records that the secrets were read again: one job may be sent as a trial.
     pub(super) const fn secrets_read(&mut self) {
-        if let State::Unauthorized(trial) = &mut self.state {
+        if let State::Halted(Reason::Unauthorized, trial) = &mut self.state {
             *trial = Trial::Job;
         }
     }
 
     /// Whether one job may be sent as a trial.
     pub(super) const fn wants_trial_job(&self) -> bool {
-        matches!(self.state, State::Unauthorized(Trial::Job))
+        matches!(self.state, State::Halted(_, Trial::Job))
     }
 
     /// Records that a trial job was not delivered, whether or not it was sent.
     pub(super) fn trial_job_failed(&mut self, now: Instant) {
-        if let State::Unauthorized(Trial::Job) = self.state {
-            self.state = State::Unauthorized(self.later(TRIAL_BACKOFF, now));
+        if let State::Halted(reason, Trial::Job) = self.state {
+            self.try_later(reason, now);
         }
     }
 
     /// Records that there is no job left for a trial, or that the statuses that count as refusals have changed.
-    pub(super) fn nothing_to_try(&mut self) -> Option<Change> {
-        matches!(self.state, State::Unauthorized(_)).then(|| {
+    pub(super) fn nothing_to_try(&mut self) {
+        if let State::Halted(Reason::Unauthorized, _) = self.state {
             self.end_row();
-            self.go_on()
-        })
+            self.serve();
+        }
     }
 
-    fn go_on(&mut self) -> Change {
-        self.state = State::Serving;
-        self.failed_connections = 0;
-        Change::GoOn
+    fn halt(&mut self, reason: Reason, now: Instant) {
+        if reason == Reason::Unauthorized && self.trials == 0 {
+            // The new secrets may be there already.
+            self.state = State::Halted(reason, Trial::Due(now));
+        } else {
+            self.try_later(reason, now);
+        }
+    }
+
+    const fn serve(&mut self) {
+        (self.state, self.failed_connections) = (State::Serving, 0);
     }
 
     fn end_row(&mut self) {
@@ -267,11 +278,13 @@ impl Health {
         }
     }
 
-    /// The next trial, with a backoff; at a random instant, so that replicas do not try in step.
-    fn later(&mut self, (first, most): (Duration, Duration), now: Instant) -> Trial {
+    /// Has the next trial wait for a backoff; until a random instant, so that replicas do not try in step.
+    fn try_later(&mut self, reason: Reason, now: Instant) {
+        let (first, most) = reason.backoff();
         let ceiling = first.saturating_mul(2_u32.saturating_pow(self.trials)).min(most);
         self.trials = self.trials.saturating_add(1);
-        Trial::Due(now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64()))
+        let due = now + ceiling.mul_f64(0.5 + 0.5 * fastrand::f64());
+        self.state = State::Halted(reason, Trial::Due(due));
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::arrivals::Arrivals;
-use super::entry::{Age, Entry};
+use super::entry::{Age, Entry, Hold};
 use super::retry::Attempts;
-use super::source::{DeadLetter, Delivery, Report, Stay, Ticket};
+use super::source::{DeadLetter, Delivery, ParkReason, Report, Stay, Ticket};
 use crate::job::{self, Message, Reason, Rejection, Rules};
 use crate::limit::Limit;
 use crate::pace::{LaneId, SlotRequest};
@@ -83,9 +83,9 @@ impl Intake {
         let age = Age { born, give_up: max_wait.map(at), too_old: max_age.map(at) };
         let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
         let attempts = stay.as_ref().map(attempts).unwrap_or_default();
-        let (held_since, may_park) = (since, true);
-        let mut entry =
-            Entry { job, has_own_id, ticket, first_seen, age, held_since, may_park, attempts, request };
+        let reason = stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
+        let hold = Hold { since, may_park: true, reason };
+        let mut entry = Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request };
         entry.renew_end();
         let report = Report { attempts: attempts.sent, ..Report::UNSENT };
         match (deadline, not_before) {
@@ -104,7 +104,18 @@ fn attempts(stay: &Stay) -> Attempts {
     let refused = refused.min(sent - throttled);
     // Others that succeed from now on show that the next time is about this job.
     let throttled_at = (throttled > 0).then(Instant::now);
-    Attempts { sent, throttled, throttled_at, refused, unreadable, ..Attempts::default() }
+    // How often it was throttled alone is not kept, nor whether an attempt had no answer: it is taken to be so.
+    let (alone, is_unanswered) = (throttled, sent > throttled + refused);
+    Attempts {
+        sent,
+        throttled,
+        throttled_at,
+        alone,
+        is_unanswered,
+        refused,
+        unreadable,
+        ..Attempts::default()
+    }
 }
 
 /// What is wrong with a `paced-not-before` that lies too far in the future, if it does.
@@ -151,4 +162,29 @@ pub(super) fn rejected(limit: Option<&Limit>, earliest: Micros, report: Report) 
         _ => format!("the limit `{name}` is used up"),
     };
     DeadLetter::new(Reason::Rejected, detail, report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_kept_of_the_attempts_of_a_parked_job_is_taken_to_be_for_it() {
+        let kept = |sent, throttled| {
+            attempts(&Stay {
+                until: Micros(0),
+                reason: ParkReason::Retry,
+                attempts: sent,
+                throttled,
+                refused: 1,
+                unreadable: 0,
+                first_seen: Micros(0),
+                assigned_id: None,
+            })
+        };
+        let failed = kept(5, 3);
+        assert_eq!((failed.failed(), failed.alone, failed.is_unanswered), (1, 3, true));
+        let throttled = kept(5, 4);
+        assert_eq!((throttled.failed(), throttled.alone, throttled.is_unanswered), (0, 4, false));
+    }
 }

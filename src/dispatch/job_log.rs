@@ -3,9 +3,16 @@
 use std::time::Duration;
 
 use super::source::{DeadLetter, Report};
+use crate::time::Micros;
 
 /// The target of these lines.
 pub const TARGET: &str = "paced::jobs";
+
+/// Logs, at the level DEBUG, that a job is handed to its API now: its slot, and how long after that. The line of a job is
+/// written when it is settled; by these lines the pace is judged at the moment of release, that of failed attempts too.
+pub(super) fn released(downstream: &str, id: &str, slot: Micros, late: Duration) {
+    tracing::debug!(target: TARGET, downstream, id, slot = slot.0, ?late, "released");
+}
 
 /// Logs a job that was delivered: its slot (µs since the epoch, on the store's clock), how long it waited since it was
 /// first taken in, and how long after the slot it was released.

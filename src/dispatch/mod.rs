@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::Rules;
 use crate::limit::LimitSet;
-use crate::pace::{PlanLimits, Settings};
+use crate::pace::{PlanLimits, Prefetch, Settings};
 use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
@@ -76,7 +76,8 @@ pub struct Options {
     /// The age at which a job that has not been tried is dead-lettered instead of released: since it was made, by its
     /// `timestamp`, or else first taken in, but not before its `paced-not-before`. `None` stands for no bound.
     pub max_wait: Option<Duration>,
-    /// How long a job that cannot go yet is held here; one that must wait for longer is parked, if its source can.
+    /// How long a job that cannot go yet is held here; one that must wait for longer is parked, if its source can. Where few
+    /// places are left in the window, it is parked sooner.
     pub hold_max: Duration,
     /// The policy while the store cannot be reached.
     pub on_unavailable: OnUnavailable,
@@ -127,7 +128,7 @@ impl Options {
             on_unavailable: self.on_unavailable,
             horizon: self.horizon,
             concurrency: self.concurrency,
-            prefetch: Some(self.prefetch),
+            prefetch: Some(Prefetch { most: self.prefetch, hold_max: self.hold_max }),
             revision: self.revision,
         }
     }

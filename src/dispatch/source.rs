@@ -45,6 +45,15 @@ pub trait Source: Send + 'static {
         false
     }
 
+    /// The most messages that it hands out unsettled at present, where so many are: fewer than its window where their bytes
+    /// bound them. At least 1.
+    ///
+    /// A source that does not bound bytes has no such bound.
+    fn most_at_once(&self, unsettled: usize) -> usize {
+        let _ = unsettled;
+        usize::MAX
+    }
+
     /// Whether its jobs can be parked, at present.
     fn can_park(&self) -> bool {
         false

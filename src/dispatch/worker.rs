@@ -32,7 +32,7 @@ mod refuse;
 mod reload;
 mod report;
 
-use halt::{Halt, Steps};
+use halt::Halt;
 use park::Parking;
 use report::Reporting;
 
@@ -75,8 +75,6 @@ struct Inputs {
     stop: CancellationToken,
     wakeups: Wakeups,
     events: mpsc::UnboundedReceiver<Event>,
-    /// The asynchronous steps of a halt.
-    steps: Steps,
     news: OptionsReceiver,
     beat: Beat,
 }
@@ -112,7 +110,7 @@ impl Worker {
         let (worker, events) = Self::new(parts);
         let wakeups = worker.engine.wakeups(&*clock);
         let beat = news.beat();
-        let inputs = Inputs { stop, wakeups, events, steps: Steps::new(), news, beat };
+        let inputs = Inputs { stop, wakeups, events, news, beat };
         let span = worker.engine.span();
         worker.listen(source, inputs).instrument(span).await
     }
@@ -144,7 +142,7 @@ impl Worker {
             intake: Intake::new(options.rules, options.max_wait),
             halt: Halt::default(),
             flights,
-            parking: Parking::new(options.hold_max),
+            parking: Parking::new(),
             opened: None,
             reporting: Reporting::new(board),
         };
@@ -159,17 +157,17 @@ impl Worker {
             // Not a branch below: inputs that come all the time would put it off.
             inputs.beat.answer();
             let now = Instant::now();
-            self.tick(now, source.can_park());
+            self.tick(now, &source);
             if ends_at.is_some_and(|end| now >= end || !self.engine.has_slots_by(end)) {
                 break;
             }
             if !is_open && self.has_no_jobs() {
                 break;
             }
-            self.tick_halt(&mut source, &inputs.steps, now);
+            self.tick_halt(&mut source, now);
             self.report(now);
-            let own = self.wake_at(source.can_park()).into_iter().chain(ends_at).min();
-            let Inputs { stop, wakeups, events, steps, news, beat } = &mut inputs;
+            let own = self.wake_at().into_iter().chain(ends_at).min();
+            let Inputs { stop, wakeups, events, news, beat } = &mut inputs;
             tokio::select! {
                 biased;
                 () = stop.cancelled(), if ends_at.is_none() => {
@@ -183,7 +181,7 @@ impl Worker {
                     let more = std::iter::from_fn(|| events.try_recv().ok());
                     more.take(MAX_INPUTS_PER_TURN).for_each(|event| self.note(event));
                 }
-                Some(step) = steps.next() => self.stepped(step),
+                Some(step) = self.halt.steps.next() => self.stepped(step),
                 options = news.next() => self.reload((*options).clone()),
                 () = beat.asked() => {}
                 () = ended(&mut self.opened) => self.engine.on_opened(),
@@ -204,25 +202,21 @@ impl Worker {
     }
 
     /// Does everything that is due at `now`, but for halts and reports.
-    fn tick(&mut self, now: Instant, can_park: bool) {
-        if can_park {
-            self.park_unreachable(now);
-            self.park_long_held(now);
-        }
+    fn tick(&mut self, now: Instant, source: &impl Source) {
+        self.park_waiting(now, source);
         let admission = JobAdmission { rules: &self.intake.rules, preflight: &self.context.preflight };
         self.engine.tick(now, &admission);
         self.apply();
     }
 
     /// Returns the next instant at which something is due, except for what the engine waits for.
-    fn wake_at(&self, can_park: bool) -> Option<Instant> {
-        let scan = self.park_scan_at().filter(|_| can_park);
-        self.trial_wake_at().into_iter().chain(scan).chain(self.report_wake_at()).min()
+    fn wake_at(&self) -> Option<Instant> {
+        [self.trial_wake_at(), self.park_scan_at(), self.report_wake_at()].into_iter().flatten().min()
     }
 
     /// Whether every job is sent, settled or parked.
     fn has_no_jobs(&self) -> bool {
-        self.parking.in_progress == 0 && self.engine.is_idle() && self.halt.has_no_jobs()
+        self.parking.in_progress == 0 && self.engine.is_idle() && self.halt.jobs() == 0
     }
 
     /// Applies the effects of the engine.
@@ -245,7 +239,7 @@ impl Worker {
                         None => {}
                     }
                 }
-                Effect::Follow(before) => self.follow(&before),
+                Effect::Follow => self.follow(),
                 Effect::DropStale => self.halt.drop_stale(),
                 Effect::Cancelled => self.discard_cancelled(),
                 // The engine waits, or continues alone; slots were handed out only to flights, which check the gate.
@@ -263,7 +257,6 @@ impl Worker {
         if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
             meters.home();
         }
-        let reason = delivery.stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
         match self.intake.take(delivery, self.context.retry.max_age) {
             Taken::Ready(entry) => {
                 self.warn_of_lane(&entry);
@@ -272,7 +265,7 @@ impl Worker {
             Taken::Later(due, entry) => {
                 self.warn_of_lane(&entry);
                 let entry = self.unless_ended(entry);
-                entry.into_iter().for_each(|entry| self.wait(due, reason, entry));
+                entry.into_iter().for_each(|entry| self.wait(due, entry));
             }
             Taken::Expired(entry, letter) => {
                 // A send that began in time decides on its message, however late that is delivered again.
@@ -350,7 +343,8 @@ impl Worker {
                     // since: either way an earlier refusal is obsolete.
                     (entry.attempts.refusals.suspicion, entry.attempts.refusals.since) = (None, None);
                 }
-                self.wait(due, ParkReason::Retry, entry);
+                entry.hold.reason = ParkReason::Retry;
+                self.wait(due, entry);
             }
             // It goes behind the jobs that wait, so that one that is always throttled holds up no other.
             Event::Throttled(due, mut entry) => {

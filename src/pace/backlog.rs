@@ -20,6 +20,8 @@ pub(crate) struct Backlog<W> {
     ready: Vec<BTreeMap<Place, W>>,
     /// The waiters that are not ready yet, by the instant at which they become ready.
     later: BTreeMap<(Instant, u64), W>,
+    /// Those of them that may wait elsewhere.
+    movable: BTreeSet<(Instant, u64)>,
     /// The waiters that wait for the end of a window while cheaper ones are granted slots, by the end of the window.
     aside: BTreeMap<(Instant, u64), W>,
     /// When the waiters give up that do and are ready, or were put aside, with their positions and the rows of their
@@ -37,6 +39,7 @@ impl<W: Waiter> Backlog<W> {
         Self {
             ready: (0..=plans).map(|_| BTreeMap::new()).collect(),
             later: BTreeMap::new(),
+            movable: BTreeSet::new(),
             aside: BTreeMap::new(),
             ends: BTreeSet::new(),
             purge_threshold: PURGE_THRESHOLD,
@@ -74,7 +77,25 @@ impl<W: Waiter> Backlog<W> {
     pub(crate) fn push_later(&mut self, due: Instant, mut waiter: W) {
         let due = or_end(due, &waiter);
         waiter.request_mut().since = due;
-        self.later.insert((due, waiter.seq()), waiter);
+        let place = (due, waiter.seq());
+        self.movable.extend(waiter.may_wait_elsewhere().then_some(place));
+        self.later.insert(place, waiter);
+    }
+
+    /// Returns when the last of the waiters becomes ready that are not ready yet and may wait elsewhere.
+    pub(crate) fn last_due(&self) -> Option<Instant> {
+        self.movable.last().map(|(due, _)| *due)
+    }
+
+    /// Takes the last of these waiters, at most this many, that become ready after `after`, in their order.
+    pub(crate) fn take_last(&mut self, after: Instant, most: usize) -> Vec<(Instant, W)> {
+        let mut taken = Vec::new();
+        while taken.len() < most && self.last_due().is_some_and(|due| due > after) {
+            let Some(place) = self.movable.pop_last() else { break };
+            taken.extend(self.later.remove(&place).map(|waiter| (place.0, waiter)));
+        }
+        taken.reverse();
+        taken
     }
 
     /// Puts a waiter aside until its window ends; others may have slots meanwhile.
@@ -100,7 +121,8 @@ impl<W: Waiter> Backlog<W> {
     /// Makes the waiters ready that are due at `now`, and those whose window ends at most `early` later.
     pub(crate) fn tick(&mut self, now: Instant, early: Duration) {
         while let Some(first) = self.later.first_entry().filter(|first| first.key().0 <= now) {
-            let waiter = first.remove();
+            let (place, waiter) = first.remove_entry();
+            self.movable.remove(&place);
             self.push(waiter);
         }
         self.take_back(now + early);
@@ -228,13 +250,14 @@ impl<W: Waiter> Backlog<W> {
         self.ready.iter_mut().for_each(|lane| lane.retain(|_, waiter| waiter.is_live()));
         self.later.retain(|_, waiter| waiter.is_live());
         self.aside.retain(|_, waiter| waiter.is_live());
-        self.retain_ends();
+        self.forget_missing();
         self.has_left = true;
         self.purge_threshold = (2 * self.len()).max(PURGE_THRESHOLD);
     }
 
-    /// Forgets when waiters give up that are not here any more.
-    fn retain_ends(&mut self) {
+    /// Forgets when waiters give up, and which may wait elsewhere, that are not here any more.
+    fn forget_missing(&mut self) {
+        self.movable.retain(|place| self.later.contains_key(place));
         let (ready, aside): (_, BTreeSet<u64>) =
             (&self.ready, self.aside.keys().map(|(_, seq)| *seq).collect());
         self.ends.retain(|(_, place, row)| ready[*row].contains_key(place) || aside.contains(&place.1));
@@ -247,7 +270,7 @@ impl<W: Waiter> Backlog<W> {
         [&mut self.later, &mut self.aside].into_iter().for_each(|others| take(others, &is_meant, &mut taken));
         if !taken.is_empty() {
             self.has_left = true;
-            self.retain_ends();
+            self.forget_missing();
         }
         taken
     }
@@ -255,6 +278,7 @@ impl<W: Waiter> Backlog<W> {
     /// Takes all waiters.
     pub(crate) fn drain(&mut self) -> Vec<W> {
         self.ends.clear();
+        self.movable.clear();
         self.has_left = true;
         let ready = self.ready.iter_mut().flat_map(|lane| std::mem::take(lane).into_values());
         let later = std::mem::take(&mut self.later).into_values();

@@ -25,7 +25,7 @@ pub(crate) use engine::{Admission, Answered, Effect, Engine, EngineView, Hold, R
 pub use pacing::Peers;
 pub(crate) use release::Unused;
 pub(crate) use schedule::TurnTaking;
-pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Settings, limit_delay, slots_within};
+pub(crate) use settings::{DEFAULT_HORIZON, PlanLimits, Prefetch, Settings, limit_delay, slots_within};
 pub use settings::{OnLimit, OnUnavailable, window};
 pub(crate) use terms::{CancelledIds, Paused, ProbeEnd};
 #[cfg(test)]

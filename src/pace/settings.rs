@@ -58,11 +58,19 @@ pub(crate) struct Settings {
     pub(crate) horizon: Duration,
     /// The most sends that may be in progress at once.
     pub(crate) concurrency: usize,
-    /// The most jobs that the driver holds at once, unless the limits release fewer soon. It is `None` if the driver
-    /// holds all waiters.
-    pub(crate) prefetch: Option<u16>,
+    /// The bounds of the jobs that the driver holds at once. It is `None` if the driver holds all waiters.
+    pub(crate) prefetch: Option<Prefetch>,
     /// The revision of the configuration that the limits come from. A lower revision never replaces a higher one.
     pub(crate) revision: Option<u64>,
+}
+
+/// The bounds of the jobs that a driver holds at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prefetch {
+    /// The most jobs, unless the limits release fewer soon.
+    pub(crate) most: u16,
+    /// How long a job that cannot go yet is held, as long as others find places.
+    pub(crate) hold_max: Duration,
 }
 
 impl Settings {
@@ -83,9 +91,22 @@ impl Settings {
         plan.map_or(&self.limits, |plan| &plan.limits)
     }
 
+    /// The limits of this lane that are not the downstream's.
+    pub(crate) fn own_limits(&self, lane: LaneId) -> impl Iterator<Item = &Limit> {
+        self.limits_of(lane).iter().skip(self.limits.len())
+    }
+
     /// The most jobs that the driver holds at once; see [`window`].
     pub(crate) fn window(&self) -> u16 {
-        window(self.prefetch.unwrap_or(u16::MAX), &self.limits, self.on_limit)
+        let window = |Prefetch { most, hold_max }| {
+            window(most, &self.limits, self.on_limit, hold_max, self.concurrency)
+        };
+        self.prefetch.map_or(u16::MAX, window)
+    }
+
+    /// How long a job that cannot go yet is held, as long as others find places.
+    pub(crate) fn hold_max(&self) -> Duration {
+        self.prefetch.map_or(Duration::MAX, |prefetch| prefetch.hold_max)
     }
 
     /// Whether more jobs may wait elsewhere while the driver holds `in_hand` of them.
@@ -112,15 +133,26 @@ impl Settings {
 }
 
 /// Returns the most messages that a replica holds at once, given the configured `prefetch`: at most as many as the
-/// limits release in 60 s after an idle period, and at least 1. More messages would only be held here, out of reach of
-/// other replicas. If the limits police, nothing is held.
+/// limits release in `hold_max` after an idle period, and at least 1. More messages would only be held here, out of reach
+/// of other replicas. If the limits police, nothing is held.
+///
+/// A short `hold_max` leaves room for those that are being sent: as many as may be at once (`concurrency`), or as the limits
+/// release while a slow answer takes.
 #[must_use]
-pub fn window(prefetch: u16, limits: &LimitSet, on_limit: OnLimit) -> u16 {
-    const HOLD_MAX: Duration = Duration::from_secs(60);
+pub fn window(
+    prefetch: u16,
+    limits: &LimitSet,
+    on_limit: OnLimit,
+    hold_max: Duration,
+    concurrency: usize,
+) -> u16 {
+    const SLOW_ANSWER: Duration = Duration::from_secs(60);
     if on_limit == OnLimit::Reject {
         return prefetch;
     }
-    prefetch.min(u16::try_from(slots_within(limits.iter(), HOLD_MAX)).unwrap_or(u16::MAX))
+    let sending = slots_within(limits.iter(), SLOW_ANSWER).min(concurrency as u64);
+    let window = slots_within(limits.iter(), hold_max).max(sending);
+    prefetch.min(u16::try_from(window).unwrap_or(u16::MAX))
 }
 
 /// Returns how many units the limits release within `span` after an idle period; at least 1.
@@ -142,3 +174,28 @@ pub(crate) fn limit_delay(limits: &[&Limit], place: u64) -> Duration {
 
 /// The longest delay, which can be added to any instant.
 const LONGEST_DELAY: Duration = Duration::from_secs(366 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_follows_how_long_jobs_are_held_and_leaves_room_for_those_that_are_sent() {
+        let window = |rate: &str, seconds, concurrency| {
+            let limit = Limit::leaky_bucket("l", rate.parse().unwrap(), 1).unwrap();
+            let limits = LimitSet::new(vec![limit]).unwrap();
+            let window =
+                |on_limit| super::window(1000, &limits, on_limit, Duration::from_secs(seconds), concurrency);
+            assert_eq!(window(OnLimit::Reject), 1000);
+            window(OnLimit::Wait)
+        };
+        assert_eq!(window("1/m", 60, 64), 1);
+        assert_eq!(window("1/m", 600, 64), 10);
+        assert_eq!(window("10/s", 60, 64), 600);
+        assert_eq!(window("10/s", 600, 64), 1000);
+        assert_eq!(window("10/s", 1, 64), 64);
+        assert_eq!(window("10/s", 1, 4), 10);
+        assert_eq!(window("1/s", 1, 64), 60, "no more than are sent in a minute");
+        assert_eq!(window("200/s", u64::MAX, 64), 1000);
+    }
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{End, LaneId, OnLimit, OnUnavailable, Settings, SlotRequest, Waiter};
+use super::{End, LaneId, OnLimit, OnUnavailable, Prefetch, Settings, SlotRequest, Waiter};
 use crate::limit::{Limit, LimitSet};
 
 /// Returns settings with one shaping leaky bucket of this rate.
@@ -18,7 +18,7 @@ pub(crate) fn settings(rate: &str) -> Settings {
         on_unavailable: OnUnavailable::Hold,
         horizon: Duration::from_millis(100),
         concurrency: 64,
-        prefetch: Some(1000),
+        prefetch: Some(Prefetch { most: 1000, hold_max: Duration::from_secs(60) }),
         revision: None,
     }
 }
@@ -28,6 +28,7 @@ pub(crate) fn settings(rate: &str) -> Settings {
 pub(crate) struct Caller {
     pub(crate) request: SlotRequest,
     pub(crate) is_live: bool,
+    pub(crate) is_movable: bool,
 }
 
 impl Caller {
@@ -35,7 +36,7 @@ impl Caller {
     pub(crate) fn new(seq: u64) -> Self {
         let (lane, since) = (LaneId::DOWNSTREAM, Instant::now());
         let request = SlotRequest { lane, priority: 0, cost: 1, seq, since, end: None };
-        Self { request, is_live: true }
+        Self { request, is_live: true, is_movable: false }
     }
 
     /// Sets when it gives up.
@@ -74,5 +75,9 @@ impl Waiter for Caller {
 
     fn is_live(&self) -> bool {
         self.is_live
+    }
+
+    fn may_wait_elsewhere(&self) -> bool {
+        self.is_movable
     }
 }

@@ -69,6 +69,11 @@ pub(crate) trait Waiter {
     /// Whether the outcome still has a receiver. A waiter without one is dropped.
     fn is_live(&self) -> bool;
 
+    /// Whether it may be taken out to wait elsewhere while it waits for a time.
+    fn may_wait_elsewhere(&self) -> bool {
+        false
+    }
+
     fn lane(&self) -> LaneId {
         self.request().lane
     }

@@ -170,7 +170,7 @@ impl Driver {
             match effect {
                 Effect::Release(held) => self.release(held),
                 Effect::Refuse(waiting, _) => self.refuse(waiting),
-                Effect::Follow(_) => self.known.follow(Arc::clone(self.engine.settings())),
+                Effect::Follow => self.known.follow(Arc::clone(self.engine.settings())),
                 Effect::Failing(error) => {
                     self.is_failing = true;
                     self.last_error = error.clone().into();

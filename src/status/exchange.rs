@@ -8,13 +8,15 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use paced::dispatch::Snapshot;
 use paced::lock::lock;
-use paced::{Store, StoreError, failpoint};
+use paced::store::{MAX_SERVED_BATCH, Served, ServedReply, Unserved};
+use paced::{Store, StoreError, failpoint, metric};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::fleet;
 use super::known::{COUNT_AGE, Known, Record};
+use super::orphans::{Orphans, UNSERVED};
 use super::peek::{countable, peek};
 use super::shared::{OwnTerms, Shared};
 use super::stray_log::{Line, StrayLog};
@@ -43,6 +45,19 @@ pub(super) struct Exchange {
     strays: StrayLog,
     /// The number of replicas that have each downstream.
     counts: BTreeMap<String, Count>,
+    orphans: Orphans,
+    noted: Noted,
+}
+
+/// Whether the store knows which downstreams this replica serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noted {
+    /// It was never told.
+    Never,
+    /// It was told, and knew them since.
+    Yes,
+    /// It was told, and has lost them: it is to be told again also of those that nobody serves.
+    Lost,
 }
 
 /// A number of replicas, and since when fewer have told of themselves.
@@ -65,7 +80,16 @@ impl Exchange {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let mut terms = shared.parts.terms.clone();
         terms.mark_changed();
-        Self { shared, terms, rounds: 0, strays: StrayLog::default(), counts: BTreeMap::new() }
+        metrics::gauge!(metric::ORPHANS.name).set(0.0);
+        Self {
+            shared,
+            terms,
+            rounds: 0,
+            strays: StrayLog::default(),
+            counts: BTreeMap::new(),
+            orphans: Orphans::default(),
+            noted: Noted::Never,
+        }
     }
 
     /// Tells of this replica every two seconds until `stop`, and reads what is wanted.
@@ -104,7 +128,11 @@ impl Exchange {
         let is_there = told.is_ok();
         lock(&self.shared.known).on_told(told.err());
         if is_there {
-            let reads = is_watched || self.rounds % ROUNDS == 1;
+            let is_turn = self.rounds % ROUNDS == 1;
+            if is_turn {
+                self.note_served().await;
+            }
+            let reads = is_watched || is_turn;
             if reads && self.read_others(&id).await {
                 self.tell_strays();
             }
@@ -161,6 +189,43 @@ impl Exchange {
         // Writing may take long, and others wait for the locks.
         drop((own, known));
         lines.iter().for_each(Line::tell);
+    }
+
+    /// Tells the store which downstreams this replica serves, and takes in which nobody serves.
+    async fn note_served(&mut self) {
+        let unserved = loop {
+            let recalled = if self.noted == Noted::Lost { self.orphans.recalled() } else { Vec::new() };
+            match self.tell_served(&recalled).await {
+                Err(_) => return self.orphans.interrupted(Instant::now()),
+                Ok(reply) if self.noted == Noted::Yes && reply.new > 0 => self.noted = Noted::Lost,
+                Ok(reply) => break reply.unserved,
+            }
+        };
+        self.noted = Noted::Yes;
+        let news = self.orphans.sample(Instant::now(), unserved);
+        let orphans = self.orphans.list();
+        let count = u32::try_from(orphans.len()).unwrap_or(u32::MAX);
+        metrics::gauge!(metric::ORPHANS.name).set(f64::from(count));
+        lock(&self.shared.known).orphans = orphans;
+        news.tell();
+    }
+
+    async fn tell_served(&self, recalled: &[Unserved]) -> Result<ServedReply, String> {
+        let names: Vec<&str> = self.shared.parts.views.keys().map(String::as_str).collect();
+        let mut batches: Vec<&[&str]> = names.chunks(MAX_SERVED_BATCH).collect();
+        if batches.is_empty() {
+            // One that has no downstream sees all the same which ones nobody serves.
+            batches.push(&[]);
+        }
+        let mut all = ServedReply::default();
+        for names in batches {
+            let prefix = &self.shared.parts.broker.prefix;
+            let unserved_for = failpoint::interval(UNSERVED);
+            let call = Served { prefix, names, recalled, unserved_for, ..Served::default() };
+            let reply = within_timeout(self.store().served(call)).await?;
+            all = ServedReply { new: all.new + reply.new, unserved: reply.unserved };
+        }
+        Ok(all)
     }
 
     async fn read_records(&self) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paced::api::Override;
-use paced::api::state::{Downstream, Limit};
+use paced::api::state::{Downstream, Limit, Orphan};
 use paced::dispatch::{Binding, Snapshot};
 use paced::failpoint;
 use paced::limit::{LimitSet, rate_text};
@@ -43,6 +43,8 @@ pub(super) struct Known {
     pub(super) records: BTreeMap<String, Record>,
     pub(super) left: BTreeMap<String, (Instant, Vec<Left>)>,
     pub(super) parked: BTreeMap<String, (Instant, i64)>,
+    /// The downstreams that nobody serves any more.
+    pub(super) orphans: Vec<Orphan>,
     /// How often this replica changed the record of each downstream. What was asked for before a change is not kept.
     changes: BTreeMap<String, u64>,
 }

@@ -15,6 +15,7 @@ mod exchange;
 mod fleet;
 mod known;
 mod observer;
+mod orphans;
 mod peek;
 mod rates;
 pub(crate) mod record;
@@ -25,5 +26,6 @@ mod summary;
 mod words;
 
 pub(crate) use observer::{Observer, Watch};
-pub(crate) use shared::{OwnTerms, Parts};
+pub(crate) use orphans::UNSERVED;
+pub(crate) use shared::{Broker, OwnTerms, Parts};
 pub(crate) use summary::Identity;

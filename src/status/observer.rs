@@ -150,11 +150,11 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use paced::store::{MemoryStore, Store};
+    use paced::store::{MemoryStore, Served, Store};
     use tokio::time::advance;
 
     use super::super::known::Record;
-    use super::super::shared::LOOKING;
+    use super::super::shared::{Broker, LOOKING};
     use super::super::summary::Identity;
     use super::*;
 
@@ -176,13 +176,49 @@ mod tests {
         observer.stop().await;
     }
 
+    /// One that is served by a replica with another file is no orphan; when that has ended it is one within a minute.
+    #[tokio::test(start_paused = true)]
+    async fn a_downstream_that_nobody_serves_is_named_within_a_minute() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let observer = Observer::start(parts(&store));
+        let watch = observer.watch();
+        let orphans = || {
+            let orphans = lock(&watch.0.known).orphans.clone();
+            orphans.into_iter().map(|orphan| orphan.name).collect::<Vec<_>>()
+        };
+        let serve = async |prefix, names: &[&str]| {
+            let call = Served { prefix, names, ..Served::default() };
+            store.served(call).await.unwrap();
+        };
+        for _ in 0..30 {
+            serve("paced", &["old"]).await;
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            assert!(orphans().is_empty());
+        }
+        serve("other", &["theirs"]).await;
+        let ended = Instant::now();
+        while orphans().is_empty() {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert!(ended.elapsed() < Duration::from_secs(56), "it was noted 4 s before");
+        }
+        assert!(ended.elapsed() >= Duration::from_secs(30), "{:?}", ended.elapsed());
+        assert_eq!(orphans(), ["old"], "with another prefix they have other queues");
+        serve("paced", &["old"]).await;
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        assert!(orphans().is_empty(), "it is served again");
+        observer.stop().await;
+    }
+
     fn parts(store: &Arc<dyn Store>) -> Parts {
         Parts {
             identity: Identity { id: "me".to_owned(), ..Identity::default() },
             views: BTreeMap::new(),
             peers: BTreeMap::new(),
-            amqp: paced::amqp::Status::default(),
-            depths: paced::amqp::Depths::default(),
+            broker: Broker {
+                status: paced::amqp::Status::default(),
+                depths: paced::amqp::Depths::default(),
+                prefix: "paced".to_owned(),
+            },
             store: Arc::clone(store),
             store_kind: "memory",
             terms: watch::channel(Arc::default()).1,

@@ -85,12 +85,13 @@ impl Sampler {
         let attached: BTreeMap<String, bool> = self
             .shared
             .parts
-            .amqp
+            .broker
+            .status
             .downstreams()
             .map(|(name, attached)| (name.to_owned(), attached))
             .collect();
         let mut summary = Summary::new(self.shared.parts.identity.clone(), self.millis(now));
-        summary.amqp = self.shared.parts.amqp.lost().is_empty();
+        summary.amqp = self.shared.parts.broker.status.lost().is_empty();
         summary.store = lock(&self.shared.known).store_error.is_none();
         let anchor = self.anchor;
         let files = lock(&self.shared.known).files.clone();

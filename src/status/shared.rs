@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use paced::amqp::Depths;
 use paced::api::Millis;
-use paced::api::state::{Connection, Counts, Downstream, Replica, State};
+use paced::api::state::{Connection, Counts, Downstream, Replica, State, Unclaimed};
 use paced::dispatch::{Peers, Snapshot, View};
 use paced::lock::lock;
 use paced::store::Store;
@@ -38,8 +38,7 @@ pub(crate) struct Parts {
     pub(crate) views: BTreeMap<String, View>,
     /// To tell each dispatcher how many replicas have its downstream.
     pub(crate) peers: BTreeMap<String, Peers>,
-    pub(crate) amqp: paced::amqp::Status,
-    pub(crate) depths: Depths,
+    pub(crate) broker: Broker,
     pub(crate) store: Arc<dyn Store>,
     /// `redis` or `memory`.
     pub(crate) store_kind: &'static str,
@@ -47,6 +46,14 @@ pub(crate) struct Parts {
     pub(crate) terms: watch::Receiver<OwnTerms>,
     /// Whether changes are allowed, now and later.
     pub(crate) can_change: Arc<AtomicBool>,
+}
+
+/// The broker, as it is observed.
+pub(crate) struct Broker {
+    pub(crate) status: paced::amqp::Status,
+    pub(crate) depths: Depths,
+    /// The prefix of the queues.
+    pub(crate) prefix: String,
 }
 
 /// What the parts of an observer share.
@@ -109,11 +116,11 @@ impl Shared {
     }
 
     fn state(&self) -> State {
-        let Parts { identity, amqp, depths, views, can_change, .. } = &self.parts;
+        let Parts { identity, broker: Broker { status, depths, .. }, views, can_change, .. } = &self.parts;
         let (own, known) = (lock(&self.own).clone(), lock(&self.known));
         let mut replicas: Vec<&Summary> = known.others.iter().chain([&own]).collect();
         replicas.sort_by(|one, other| one.replica.id.cmp(&other.replica.id));
-        let lost = amqp.lost();
+        let lost = status.lost();
         let downstreams = views.iter().map(|(name, view)| {
             let snapshot = view.snapshot();
             let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
@@ -139,7 +146,7 @@ impl Shared {
                 kind: Some(self.parts.store_kind.to_owned()),
                 ..Connection::default()
             },
-            unroutable: depths.unroutable(),
+            unclaimed: Unclaimed { unroutable: depths.unroutable(), orphans: known.orphans.clone() },
             replicas: replicas.iter().map(|summary| replica(summary, &identity.id)).collect(),
             downstreams: downstreams.collect(),
         }

@@ -8,13 +8,11 @@ use paced::failpoint;
 use tokio::time::Instant;
 
 use super::summary::Identity;
+use super::words;
 
 /// How long a file differs before the log says so: while replicas are reloaded one after the other, some always do. It is
 /// also how long a replica is missing before it counts as gone: after an absence of the store they return one by one.
 const LASTING: Duration = Duration::from_secs(10);
-
-/// The most downstreams that a line names.
-const MOST_NAMED: usize = 10;
 
 /// The replicas that stray, by their ids.
 #[derive(Debug, Default)]
@@ -127,7 +125,7 @@ impl Line {
     /// Writes the line.
     pub(super) fn tell(&self) {
         let Self { replica, host, event, .. } = self;
-        let downstreams = self.named();
+        let downstreams = words::some_of(&self.downstreams);
         match event {
             Event::Differs => tracing::warn!(
                 replica,
@@ -147,14 +145,6 @@ impl Line {
                 tracing::info!(replica, host, downstreams, "the replica whose file had other limits is gone");
             }
         }
-    }
-
-    /// The first of the downstreams, and how many more there are.
-    fn named(&self) -> String {
-        let first: Vec<&str> = self.downstreams.iter().take(MOST_NAMED).map(String::as_str).collect();
-        let more = self.downstreams.len() - first.len();
-        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("{}{rest}", first.join(", "))
     }
 }
 
@@ -190,7 +180,8 @@ mod tests {
             let strays = strays.iter().map(|(name, strays)| (*name, ids(strays))).collect();
             let now = self.start + Duration::from_secs(second);
             let lines = self.log.sample(now, &replicas.iter().collect::<Vec<_>>(), &strays);
-            lines.into_iter().map(|line| (line.replica.clone(), line.event, line.named())).collect()
+            let told = |line: Line| (line.replica, line.event, words::some_of(&line.downstreams));
+            lines.into_iter().map(told).collect()
         }
     }
 

@@ -39,7 +39,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
             };
             format!("paused{}{end}{}", by.unwrap_or_default(), why.unwrap_or_default())
         }
-        "throttled" => format!("the API asked for a pause{}", end(until)),
+        "throttled" => format!("the API throttles{}", end(until)),
         "not-due" => match until {
             Some(at) => format!("all that wait may only go later, the first at {}", instant(at)),
             None => "all that wait may only go later".to_owned(),
@@ -50,6 +50,18 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
         "unauthorized" => "the API refuses the credentials".to_owned(),
         "terms" => "the limits in the store cannot be used by this replica".to_owned(),
         other => other.to_owned(),
+    }
+}
+
+/// The most names in a line of the log.
+const MOST_NAMED: usize = 10;
+
+/// The first of these names, and how many more there are.
+pub(super) fn some_of(names: &[String]) -> String {
+    let first = names[..names.len().min(MOST_NAMED)].join(", ");
+    match names.len().saturating_sub(MOST_NAMED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 
@@ -100,7 +112,7 @@ mod tests {
         };
         assert_eq!(said("paused", None, pause), "paused by 127.0.0.1:1 until somebody resumes: maintenance");
         assert_eq!(said("paused", Some(NOW + 1000), |_| ()), "paused until 2025-11-24T16:00:01Z");
-        assert_eq!(said("throttled", Some(NOW - 1), |_| ()), "the API asked for a pause");
+        assert_eq!(said("throttled", Some(NOW - 1), |_| ()), "the API throttles");
         assert_eq!(said("unheard-of", None, |_| ()), "unheard-of", "of a later version");
     }
 }

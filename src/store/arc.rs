@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Answer, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Store,
-    StoreError, TombstoneCall, TombstoneReply, sealed,
+    Answer, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Served,
+    ServedReply, Store, StoreError, TombstoneCall, TombstoneReply, sealed,
 };
 use crate::limit::LimitSet;
 use crate::time::Micros;
@@ -51,6 +51,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn summaries(&self) -> Answer<'_, Vec<String>> {
         (**self).summaries()
+    }
+
+    fn served<'a>(&'a self, call: Served<'a>) -> Answer<'a, ServedReply> {
+        (**self).served(call)
     }
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use super::{
     Answer, Asker, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease, NextTurn,
-    RecordState, Reserve, Reserved, STEP, Scope, SharedHorizon, Stamp, Status, Store, StoreError, TICK,
-    TombstoneCall, TombstoneReply, check_downstream, tombstones::too_many,
+    RecordState, Reserve, Reserved, STEP, Scope, Served, ServedReply, SharedHorizon, Stamp, Status, Store,
+    StoreError, TICK, TombstoneCall, TombstoneReply, check_downstream, tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::lock::lock;
@@ -269,6 +269,13 @@ impl Store for MemoryStore {
 
     fn summaries(&self) -> Answer<'_, Vec<String>> {
         Box::pin(async move { Ok(lock(&self.fleet).summaries(self.clock.now())) })
+    }
+
+    fn served<'a>(&'a self, call: Served<'a>) -> Answer<'a, ServedReply> {
+        Box::pin(async move {
+            call.check()?;
+            Ok(lock(&self.fleet).served(call, self.clock.now()))
+        })
     }
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {

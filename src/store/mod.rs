@@ -17,6 +17,7 @@ mod offset;
 mod record;
 #[cfg(feature = "redis")]
 mod redis;
+mod served;
 mod swept;
 #[cfg(any(test, feature = "failpoints"))]
 mod tests;
@@ -37,6 +38,7 @@ pub use record::{Change, LONGEST_NOTE, LONGEST_PAUSE, Pause, Recall, RecordState
 pub use record::{CoolDown, CoolDownCall};
 #[cfg(feature = "redis")]
 pub use redis::{Keeping, Options as RedisOptions, RedisStore};
+pub use served::{MAX_SERVED, MAX_SERVED_BATCH, Served, ServedReply, Unserved};
 pub use tombstones::{
     LONGEST_TOMBSTONE, MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES, Tombstone, TombstoneCall, TombstoneReply,
 };
@@ -349,6 +351,15 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Cancel safe.
     fn summaries(&self) -> Answer<'_, Vec<String>> {
         Box::pin(async { Ok(Vec::new()) })
+    }
+
+    /// Notes which downstreams are served, or forgets one, and returns those that nobody has served for a while. A store that
+    /// loses its state loses all of them.
+    ///
+    /// Cancel safe: the call is made, or not.
+    fn served<'a>(&'a self, call: Served<'a>) -> Answer<'a, ServedReply> {
+        let _ = call;
+        Box::pin(async { Ok(ServedReply::default()) })
     }
 
     /// Adds to the number of parked jobs of a downstream, which never falls below 0, and returns it. 0 reads it. It is

@@ -18,10 +18,10 @@ use tokio::sync::watch;
 use crate::support::daemon::Paced;
 use crate::support::publish::{Job, drain, open, publish_to};
 use crate::support::servers::{rabbit, redis};
-use crate::support::{eventually, scaled, unique};
+use crate::support::{eventually, real_now, scaled, unique};
 
 const LONG: Duration = Duration::from_secs(300);
-const MIB: usize = 1 << 20;
+pub(crate) const MIB: usize = 1 << 20;
 /// The bytes from which on a job of these tests is not short.
 const SHORT: usize = 1 << 16;
 
@@ -35,7 +35,7 @@ fn bound_mib(long: usize) -> usize {
 /// short job has come: the other downstream goes on beside long jobs, or nothing does.
 #[derive(Default)]
 struct Seen {
-    /// How often each long job was read completely, by its id.
+    /// How often each job of that downstream was read completely, by its id.
     long: Mutex<BTreeMap<String, usize>>,
     short: watch::Sender<usize>,
     /// Held by the long job whose answer comes next.
@@ -93,17 +93,17 @@ impl Queues {
         Self { prefix, url }
     }
 
-    /// Publishes jobs of this size, a few at a time.
-    async fn publish_long(&self, count: usize, bytes: usize) {
+    /// Publishes jobs of these sizes, in this order.
+    async fn publish_long(&self, sizes: &[usize]) {
         let (connection, channel) = open(&self.url).await;
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
-        let body = vec![b'x'; bytes];
-        for place in 0..count {
-            let id = format!("{bytes}-{place}");
-            let properties = BasicProperties::default().with_delivery_mode(2).with_message_id(id.into());
+        let body = vec![b'x'; sizes.iter().copied().max().unwrap()];
+        for (place, size) in sizes.iter().enumerate() {
+            let properties = BasicProperties::default().with_delivery_mode(2);
+            let properties = properties.with_message_id(place.to_string().into());
             let queue = format!("{}.long", self.prefix);
             let options = BasicPublishOptions::default();
-            let sent = channel.basic_publish("".into(), queue.into(), options, &body, properties);
+            let sent = channel.basic_publish("".into(), queue.into(), options, &body[..*size], properties);
             assert!(sent.await.unwrap().await.unwrap().is_ack());
         }
         connection.close(200, "done".into()).await.unwrap();
@@ -123,56 +123,63 @@ impl Queues {
 }
 
 /// The peak resident memory of the process.
-fn peak_mib(paced: &Paced) -> usize {
+pub(crate) fn peak_mib(paced: &Paced) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", paced.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<usize>().unwrap() / 1024
 }
 
-/// Lets a daemon send these long jobs, in their order, while another downstream continues at its pace. Returns how many
-/// were sent more than once.
-async fn takes(topic: &str, jobs: &[(usize, usize)]) -> usize {
-    let longest = jobs.iter().map(|(_, bytes)| *bytes).max().unwrap();
-    let queues = Queues::new(topic).await;
-    let (api, seen) = api().await;
-    for (count, bytes) in jobs {
-        queues.publish_long(*count, *bytes).await;
-    }
-    let all: usize = jobs.iter().map(|(count, _)| count).sum();
-    publish_to(&queues.url, "", &format!("{}.short", queues.prefix), Job::many("short", 20_000)).await;
-    let paced = Paced::spawn(&queues.config(&api, &redis().await.url(), longest)).await;
-    eventually("every long job", LONG, || seen.long.lock().unwrap().len() >= all).await;
-    let peak = peak_mib(&paced);
-    let bound = bound_mib(longest);
-    eprintln!("{topic}: peak {peak} MiB, at most {bound}, and {} short jobs", *seen.short.borrow());
-    assert!(peak < bound, "{peak} MiB");
-    assert_eq!(paced.stop().await, 0);
-    let seen = std::mem::take(&mut *seen.long.lock().unwrap());
-    assert_eq!(seen.len(), all);
-    // Jobs that are left were sent and not acked, since their connection was replaced: they come once more.
-    let left = drain(&queues.url, &format!("{}.long", queues.prefix)).await;
-    assert!(left.iter().all(|job| job.redelivered), "what is left was delivered before");
-    let again = seen.values().filter(|times| **times > 1).count() + left.len();
-    eprintln!("{topic}: {again} of {all} long jobs were delivered again");
-    again
+/// How many connections to the broker the process has, and how many bytes the broker has sent over them.
+pub(crate) async fn connections(paced: &Paced) -> (usize, usize) {
+    let broker = rabbit().await;
+    let ports = paced.ports_to(broker.port());
+    let each = "[{peer_port, Port}, {send_oct, Sent}] <- rabbit_networking:connection_info_all([peer_port, send_oct])";
+    let sum = format!("lists:sum([Sent || {each}, lists:member(Port, {ports:?})])");
+    (ports.len(), broker.eval(&sum).await.parse().unwrap())
 }
 
-/// The number and the size of the jobs.
-fn jobs() -> [(usize, usize); 2] {
-    let scaled = |name, default| usize::try_from(scaled(name, default)).unwrap();
-    let long = scaled("PACED_LONG_JOBS", 20);
-    let bytes = scaled("PACED_LONG_MIB", 8) * MIB;
-    // A 64th of what is held: the longest that need no connection of their own.
-    [(long, bytes), (scaled("PACED_SHORTER_JOBS", 40), bytes / 32)]
+/// Lets a daemon send jobs of these sizes, in their order, while another downstream continues over the same connection.
+async fn takes(topic: &str, sizes: &[usize]) {
+    let (longest, all) = (sizes.iter().copied().max().unwrap(), sizes.len());
+    let queues = Queues::new(topic).await;
+    let (api, seen) = api().await;
+    queues.publish_long(sizes).await;
+    publish_to(&queues.url, "", &format!("{}.short", queues.prefix), Job::many("short", 20_000)).await;
+    let paced = Paced::spawn(&queues.config(&api, &redis().await.url(), longest)).await;
+    let since = real_now();
+    eventually("every long job", LONG, || seen.long.lock().unwrap().len() >= all).await;
+    let (took, peak, (_, sent)) =
+        (since.elapsed().as_secs_f64(), peak_mib(&paced), connections(&paced).await);
+    let (short, bytes) = (*seen.short.borrow(), sizes.iter().sum::<usize>());
+    eprintln!(
+        "{topic}: {took:.1} s, peak {peak} MiB, at most {}; {} MiB sent of {} MiB; {short} short jobs",
+        bound_mib(longest),
+        sent / MIB,
+        bytes / MIB,
+    );
+    assert!(peak < bound_mib(longest), "{peak} MiB");
+    // The short jobs are of a few bytes, and some are held.
+    assert!(sent <= 2 * bytes + 8 * MIB, "{sent} bytes for {bytes}");
+    assert_eq!(paced.stop().await, 0);
+    let seen = std::mem::take(&mut *seen.long.lock().unwrap());
+    assert_eq!((seen.len(), seen.values().filter(|times| **times > 1).count()), (all, 0), "each once");
+    assert!(drain(&queues.url, &format!("{}.long", queues.prefix)).await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_jobs_stay_within_their_bytes_in_whichever_order_they_come() {
-    let [long, shorter] = jobs();
-    assert_eq!(takes("longfirst", &[long, shorter]).await, 0, "each once");
-    assert_eq!(takes("longlast", &[shorter, long]).await, 0, "each once");
-    // A full window of jobs that are so short that no trouble is expected. Where the shared connection is replaced,
-    // jobs that were being sent and were not acked yet come again.
-    let again = takes("surprise", &[(1500, 1024), long]).await;
-    assert!(again <= 64, "no more than were being sent at once: {again}");
+    let scaled = |name, default| usize::try_from(scaled(name, default)).unwrap();
+    let bytes = scaled("PACED_LONG_MIB", 8) * MIB;
+    let long = vec![bytes; scaled("PACED_LONG_JOBS", 20)];
+    let shorter = vec![bytes / 32; scaled("PACED_SHORTER_JOBS", 40)];
+    takes("longfirst", &[&long[..], &shorter].concat()).await;
+    takes("longlast", &[&shorter[..], &long].concat()).await;
+    // A full window of jobs that are so short that no trouble is expected, and then both kinds by turns.
+    let share = shorter.len().div_ceil(long.len());
+    let mut mixed = vec![1024; 1500];
+    for (place, one) in long.iter().enumerate() {
+        mixed.push(*one);
+        mixed.extend(shorter.iter().skip(place * share).take(share));
+    }
+    takes("surprise", &mixed).await;
 }

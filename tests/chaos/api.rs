@@ -9,7 +9,6 @@ use tokio::time::timeout;
 use crate::LONG;
 use crate::rig::{Chaos, JOBS, REPLICA, Rig, rest};
 use crate::support::api::Answer;
-use crate::support::daemon::Paced;
 use crate::support::servers::Redis;
 use crate::watch::nanos;
 
@@ -130,8 +129,7 @@ async fn the_api_throttles_and_names_no_time() {
     rig.publish().await;
     timeout(LONG, probed.wait_for(|count| *count >= 2)).await.unwrap().unwrap();
     let prober = refused.lock().unwrap().last().unwrap().1;
-    rig.replicas[prober].kill9();
-    rig.replicas[prober] = Paced::spawn(&rig.config(prober)).await;
+    rig.kill(prober).await;
     let refusals = || refused.lock().unwrap().len();
     let before = rig.site.api.count() - refusals();
     assert!(before < JOBS);

@@ -40,7 +40,7 @@ fn handed_over(replica: &Paced) -> Vec<u64> {
 }
 
 /// Reads a duration as Rust writes it: `1.78ms`, `312µs`.
-fn late(text: &str) -> Duration {
+pub(crate) fn late(text: &str) -> Duration {
     let at = text.find(|letter: char| letter.is_alphabetic()).unwrap();
     let unit = match &text[at..] {
         "ns" => 1e-9,

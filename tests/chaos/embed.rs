@@ -8,12 +8,13 @@ use rustix::process::Signal;
 use crate::LONG;
 use crate::rig::RATE;
 use crate::support::api::{Api, stamp};
-use crate::support::count::{effective_rate, gaps};
+use crate::support::count::{busiest, effective_rate, gaps};
 use crate::support::eventually;
 use crate::support::publish::Job;
 use crate::support::servers::{rabbit, redis};
 use crate::support::site::Site;
 use crate::support::worker::Worker;
+use crate::verdict::{WINDOWS, most};
 use crate::watch::Watch;
 
 /// The longest time without a request after the kill.
@@ -51,6 +52,12 @@ async fn judge(name: &str, api: &Api, killed: u64, watch: Watch) {
     let gap = Duration::from_nanos(gaps(&after).into_iter().max().unwrap());
     let whole = after[1..].windows(MEASURED).find(|requests| effective_rate(requests) > LEAST);
     let reached = whole.map(|requests| Duration::from_nanos(requests[MEASURED - 1] - killed));
+    for window in WINDOWS {
+        let (count, most) = (busiest(&api.stamps(), window), most(RATE.parse().unwrap(), window));
+        let held_up = stalls.iter().map(|stall| stall.end - stall.start).max().unwrap_or(0) / 5_000_000;
+        eprintln!("{name}: {count} in {window:?}");
+        assert!(count as u64 <= most as u64 + held_up, "{count} in {window:?}, at most {most} + {held_up}");
+    }
     let still = stalls.iter().filter(|stall| stall.end > killed).map(|stall| stall.end - stall.start).max();
     eprintln!(
         "{name}: the longest gap after the kill {gap:?}; over {LEAST}/s after {reached:?}; the machine stood still for {:?} \

@@ -7,7 +7,7 @@ use paced::time::{Micros, wall_now};
 
 use crate::LONG;
 use crate::rig::{Chaos, REPLICAS, Rig};
-use crate::support::api::Answer;
+use crate::support::api::{Answer, stamp};
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
 use crate::support::servers::{Rabbit, Redis, rabbit, redis};
@@ -80,6 +80,52 @@ async fn keeps_delays(name: &str, downstream: &str, seconds: [u64; 3]) -> usize 
     let stays = metrics.lines().find_map(|line| line.strip_prefix(series)).unwrap().parse().unwrap();
     eprintln!("{name}: {stays} stays of {} jobs", 3 * DELAYED);
     stays
+}
+
+/// 5 000 jobs for 55 s from now lie before 100 for now, ten more of which always fail: the 100 are out within 3 s, however
+/// long a job may be held, and the others go in time.
+#[tokio::test]
+async fn jobs_for_soon_hold_up_nobody() {
+    const SOON: usize = 5000;
+    for hold_max in ["60s", "10m"] {
+        let downstream =
+            format!("rate = '200/s'\nhold_max = '{hold_max}'\n[downstreams.billing.retry]\nmax_attempts = 3");
+        let site = Site::on(rabbit().await, redis().await, "soon", &downstream);
+        let fails = |id: &str| id.starts_with("bad");
+        site.api.rule(move |arrival| if fails(arrival.id()) { Answer::status(500) } else { Answer::ok() });
+        site.declare().await;
+        let at = wall_now().plus(Duration::from_secs(55));
+        site.publish(later("soon", SOON, at)).await;
+        for number in 0..10 {
+            site.publish(Job::many(&format!("bad{number}"), 1)).await;
+            site.publish(Job::many(&format!("now{number}"), 10)).await;
+        }
+        let replica = Paced::spawn(&format!("admin.listen = '127.0.0.1:0'\n{}", site.config())).await;
+        let ready = stamp();
+        let of = |stem: &'static str| {
+            let arrivals = site.api.arrivals().into_iter();
+            arrivals.filter(move |arrival| arrival.id().starts_with(stem)).collect::<Vec<_>>()
+        };
+        crate::support::eventually("the jobs for now", LONG, || of("now").len() >= 100).await;
+        let last = of("now").iter().map(|arrival| arrival.at).max().unwrap();
+        let out = Duration::from_nanos(last.saturating_sub(ready));
+        eprintln!("soon: 100 jobs behind {SOON} are out after {out:?} with hold_max = {hold_max}");
+        assert!(out < Duration::from_secs(3), "{out:?}");
+        crate::support::eventually("the jobs for soon", LONG, || of("soon").len() >= SOON).await;
+        let missed = replica.slots_missed().await;
+        assert_eq!(replica.stop().await, 0);
+        let soon = of("soon");
+        assert!(compare("soon", SOON, &soon).is_clean());
+        assert!(soon.iter().all(|arrival| arrival.wall.0 >= at.0 / 1000 * 1000), "one is early");
+        let span = Duration::from_nanos(soon[SOON - 1].at - soon[0].at).as_secs_f64();
+        let (rate, after) = ((SOON - 1) as f64 / span, soon[0].wall.since(at));
+        eprintln!(
+            "soon: {SOON} jobs at {rate:.1}/s from {after:?} after their time on; {missed} slots were missed"
+        );
+        // What a busy machine misses, nothing makes up for.
+        let taken = (SOON + missed) as f64 / span;
+        assert!((196.0..=204.0).contains(&taken), "{rate:.1}/s, and {missed} slots missed in {span:.1} s");
+    }
 }
 
 /// 10 000 jobs for the same time: broker, store and all replicas are restarted meanwhile. They all come home, and while

@@ -3,17 +3,20 @@
 use std::fmt;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use paced::Rate;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::LONG;
+use crate::cold::late;
 use crate::support::api::{Api, stamp};
-use crate::support::daemon::{Output, Paced, run_cli, scratch};
+use crate::support::daemon::{Output, Paced, message, run_cli, scratch};
 use crate::support::publish::Job;
 use crate::support::servers::{Redis, free_port, rabbit};
 use crate::support::site::Site;
 use crate::support::unique;
-use crate::verdict::Run;
+use crate::verdict::{HandOver, Run};
 use crate::watch::Watch;
 
 /// The number of replicas that share the limit.
@@ -24,6 +27,8 @@ pub(crate) const JOBS: usize = 2500;
 pub(crate) const RATE: &str = "200/s";
 /// The header that names the replica of a request.
 pub(crate) const REPLICA: &str = "x-replica";
+/// Has a replica log each hand-over.
+const LOG_HAND_OVERS: (&str, &str) = ("RUST_LOG", "info,paced::jobs=debug");
 /// The token of the admin API.
 const TOKEN: &str = "chaos-0123456789abcdef";
 
@@ -67,6 +72,8 @@ pub(crate) struct Rig {
     /// The port of the first replica's admin API.
     admin: u16,
     watch: Watch,
+    /// The hand-overs of replicas that were replaced.
+    ended: Vec<(Timestamp, Duration)>,
 }
 
 impl Rig {
@@ -93,20 +100,33 @@ impl Rig {
         };
         site.api.watch_stalls();
         let (replicas, rate) = (Vec::new(), RATE.parse().unwrap());
-        let rig = Self { chaos, site, replicas, rate, admin: free_port(), watch: Watch::start() };
+        let rig = Self {
+            chaos,
+            site,
+            replicas,
+            rate,
+            admin: free_port(),
+            watch: Watch::start(),
+            ended: Vec::new(),
+        };
         rig.filled(stores).await
     }
 
     async fn filled(mut self, stores: [impl fmt::Display; REPLICAS]) -> Self {
         for (number, store) in stores.iter().enumerate() {
             let set = format!("store.url={store}");
-            let replica = Paced::start(&self.config(number), &["--set", &set], &[]).await;
+            let replica = self.start(number, &["--set", &set]).await;
             self.replicas.push(replica);
         }
         for replica in &self.replicas {
             replica.wait_ready().await;
         }
         self
+    }
+
+    /// Starts a replica that logs each hand-over.
+    async fn start(&self, number: usize, args: &[&str]) -> Paced {
+        Paced::start(&self.config(number), args, &[LOG_HAND_OVERS]).await
     }
 
     /// The configuration of one replica, as the site has it now.
@@ -121,7 +141,20 @@ impl Rig {
     /// Ends a replica, and starts another one with the configuration that the site has now.
     pub(crate) async fn replace(&mut self, number: usize) {
         assert_eq!(self.replicas[number].stop().await, 0, "{}", self.log());
-        self.replicas[number] = Paced::spawn(&self.config(number)).await;
+        self.again(number).await;
+    }
+
+    /// Kills a replica, and starts another one.
+    pub(crate) async fn kill(&mut self, number: usize) {
+        self.replicas[number].kill9();
+        self.again(number).await;
+    }
+
+    /// Starts a replica in the place of one that has ended, whose hand-overs are kept.
+    async fn again(&mut self, number: usize) {
+        self.ended.extend(self.replicas[number].log().iter().filter_map(|line| hand_over(line)));
+        self.replicas[number] = self.start(number, &[]).await;
+        self.replicas[number].wait_ready().await;
     }
 
     /// Makes every replica read the configuration that the site has now; returns when they were signalled.
@@ -169,7 +202,8 @@ impl Rig {
     pub(crate) fn log(&self) -> String {
         let lines = self.replicas.iter().enumerate().flat_map(|(number, replica)| {
             let log = replica.log().into_iter();
-            log.filter(|line| !line.contains("\"INFO\"")).map(move |line| format!("{number}: {line}"))
+            let is_told = |line: &String| !line.contains("\"INFO\"") && !line.contains("\"DEBUG\"");
+            log.filter(is_told).map(move |line| format!("{number}: {line}"))
         });
         lines.collect::<Vec<_>>().join("\n")
     }
@@ -193,12 +227,32 @@ impl Rig {
         }
         self.site.depth(&self.site.queue(), 0, LONG).await;
         let log = self.log();
+        let logs = self.replicas.iter().flat_map(|replica| replica.log());
+        let handed_over = logs.filter_map(|line| hand_over(&line)).chain(self.ended.iter().copied());
+        let handed_over = on_the_clock_of_arrivals(handed_over);
         let what = (self.chaos.name, jobs, self.rate);
         let (name, api) = (self.chaos.name, self.site.api.longest_stall());
         eprintln!("{name}: the runtime of the API stood still for {api:?} at most, which excuses nothing");
         let stalls = self.watch.end();
-        Run::new(what, self.site.api.arrivals(), stalls, log)
+        Run::new(what, (self.site.api.arrivals(), handed_over), stalls, log)
     }
+}
+
+/// Reads from a line of a replica's log when a job was handed over, and how late. `None` if the line is another one. The time
+/// is that of the wall clock, which no scenario moves.
+fn hand_over(line: &str) -> Option<(Timestamp, Duration)> {
+    if message(line).as_deref() != Some("released") {
+        return None;
+    }
+    let line: Value = serde_json::from_str(line).unwrap();
+    Some((line["timestamp"].as_str().unwrap().parse().unwrap(), late(line["late"].as_str().unwrap())))
+}
+
+/// These in the unit and on the clock of [`stamp`].
+fn on_the_clock_of_arrivals(hand_overs: impl Iterator<Item = (Timestamp, Duration)>) -> Vec<HandOver> {
+    let (wall, own) = (Timestamp::now().as_nanosecond(), i128::from(stamp()));
+    let at = |at: Timestamp| u64::try_from(own - (wall - at.as_nanosecond())).unwrap();
+    hand_overs.map(|(time, late)| HandOver { at: at(time), late }).collect()
 }
 
 /// Lets a fault last for `span` of real time, and returns when that began.

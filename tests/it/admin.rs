@@ -21,6 +21,7 @@ mod cancel;
 mod letters;
 mod load;
 pub mod metrics;
+mod orphans;
 mod pauses;
 mod rates;
 mod redelivery;
@@ -74,31 +75,14 @@ impl Watched {
     }
 }
 
-/// The ports that the process listens on.
-fn listening(pid: u32) -> Vec<u16> {
-    let inodes: BTreeSet<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .unwrap()
-        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
-        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
-        .collect();
-    let tables = ["tcp", "tcp6"]
-        .map(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).unwrap_or_default());
-    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
-    lines
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|words| words[3] == "0A" && inodes.contains(words[9]))
-        .map(|words| u16::from_str_radix(words[1].rsplit(':').next().unwrap(), 16).unwrap())
-        .collect()
-}
-
 #[tokio::test]
 async fn nothing_listens_unless_it_is_configured() {
     let site = Site::shared("adminoff", "rate = '100/s'").await;
     let off = site.replica().await;
-    assert_eq!(listening(off.pid()), [0; 0]);
+    assert_eq!(off.ports_to(0), [0; 0]);
     let on = Watched::start(&site).await;
     let port: u16 = on.address.rsplit(':').next().unwrap().parse().unwrap();
-    assert_eq!(listening(on.paced.pid()), [port]);
+    assert_eq!(on.paced.ports_to(0), [port]);
     assert_eq!((off.stop().await, on.paced.stop().await), (0, 0));
 }
 

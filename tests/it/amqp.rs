@@ -18,7 +18,9 @@ mod dead;
 mod delays;
 mod depths;
 mod held;
+mod kinds;
 mod late;
+mod leftovers;
 mod letters;
 mod loss;
 mod many;
@@ -79,7 +81,6 @@ fn options(rabbit: &Rabbit, prefix: &str) -> Options {
         prefetch: 100,
         max_length: None,
         prefetch_bytes: 64 << 20,
-        hold_max: Duration::from_secs(60),
     };
     Options {
         address: url(rabbit, "guest:guest").parse::<Address>().unwrap(),

@@ -118,7 +118,7 @@ fn the_default_file_holds_the_defaults() {
     let billing = &bare.downstreams["billing"];
     assert_eq!(bare.amqp.url.expose(), "amqp://127.0.0.1:5672/%2f");
     assert_eq!((bare.amqp.prefix.as_str(), bare.amqp.declare), ("paced", true));
-    assert_eq!((bare.amqp.window_bytes, billing.queue.prefetch_bytes), (256 << 20, 64 << 20));
+    assert_eq!((bare.amqp.window_bytes, billing.queue.prefetch_bytes), (240 << 20, 64 << 20));
     assert_eq!((bare.store.url.expose(), bare.store.key_prefix.as_str()), ("memory:", "paced"));
     assert_eq!((bare.admin.listen, bare.admin.token, bare.admin.allow_hosts), (None, None, vec![]));
     let hold = OnUnavailable::Hold;

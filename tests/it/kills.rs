@@ -69,7 +69,7 @@ impl Kill {
 
     /// A replica that ends at the point.
     async fn replica(&self, config: &str) -> Paced {
-        let replica = Paced::start(config, &[], &[(FAIL_AT, self.point)]).await;
+        let replica = Paced::start(config, &["-v"], &[(FAIL_AT, self.point)]).await;
         replica.wait_ready().await;
         replica
     }
@@ -79,7 +79,13 @@ impl Kill {
     }
 
     fn assert_exit(&self, replica: &Paced, exit: i32) {
+        self.tell(replica);
         assert_eq!(exit, -6, "{self:?}: it was to end there\n{}", replica.log().join("\n"));
+    }
+
+    /// Prints what a replica logged, which is seen where the test fails.
+    fn tell(&self, replica: &Paced) {
+        eprintln!("{self:?}:\n{}", replica.log().join("\n"));
     }
 
     /// How often a job may have been parked before the kill: up to the fourteenth of ten jobs twice.
@@ -118,7 +124,8 @@ async fn finish(site: &Site, kill: &Kill, from: usize) {
     // The jobs that a replica holds when it stops go back to a queue, for the next one. A copy that is not due does so too.
     let start = real_now();
     loop {
-        let replica = site.replica().await;
+        let replica = Paced::start(&site.config(), &["-v"], &[]).await;
+        replica.wait_ready().await;
         until("every job to arrive, and no message to be left", LONG, async || {
             let arrivals = site.api.arrivals();
             let ids: BTreeSet<&str> = arrivals[from..].iter().map(|arrival| arrival.id()).collect();
@@ -126,7 +133,8 @@ async fn finish(site: &Site, kill: &Kill, from: usize) {
         })
         .await;
         let exit = replica.stop().await;
-        assert_eq!(exit, 0, "{kill:?}\n{}", replica.log().join("\n"));
+        kill.tell(&replica);
+        assert_eq!(exit, 0, "{kill:?}");
         let left = left(site).await;
         if left == 0 {
             return;

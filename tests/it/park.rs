@@ -52,6 +52,49 @@ async fn jobs_for_tomorrow_stand_before_nobody() {
     assert_eq!(parked(&site).await, 700);
 }
 
+/// They would fill the window for nine minutes: as many stay as leave a fifth of it free.
+#[tokio::test]
+async fn jobs_that_may_be_held_do_not_fill_the_window() {
+    let retry = "[downstreams.billing.retry]\nmax_attempts = 2\nmin_backoff = '300s'\nmax_backoff = '300s'";
+    let site = Site::shared("pressed", &format!("rate = '200/s'\nhold_max = '10m'\n{retry}")).await;
+    site.api.rule(|arrival| if arrival.id().starts_with("bad") { Answer::status(500) } else { Answer::ok() });
+    site.declare().await;
+    site.publish(later("soon", 1500, Duration::from_secs(540))).await;
+    site.publish(Job::many("bad", 10)).await;
+    site.publish(Job::many("now", 100)).await;
+    let replica = site.replica().await;
+    let arrivals = site.api.wait_for(110, LONG).await;
+    let now: Vec<_> = arrivals.into_iter().filter(|arrival| arrival.id().starts_with("now")).collect();
+    assert!(compare("now", 100, &now).is_clean());
+    until("all but four fifths of the window to be parked", LONG, async || {
+        publish::depth(&site.amqp, &site.queue()).await == Some(0) && parked(&site).await >= 1510 - 800
+    })
+    .await;
+    assert_eq!(replica.stop().await, 0);
+    // What was held is in the queue again, or parked if it had been tried.
+    let waiting = publish::depth(&site.amqp, &site.queue()).await.unwrap();
+    assert_eq!(waiting + parked(&site).await, 1510);
+    assert_eq!(site.api.count(), 110);
+}
+
+/// A long one and short ones that were seen after it: the short ones make it look as if there was room for many.
+#[tokio::test]
+async fn jobs_that_may_be_held_do_not_fill_the_bytes() {
+    let queue = "queue.prefetch_bytes = '1MiB'";
+    let site = Site::shared("bytes", &format!("rate = '200/s'\nhold_max = '10m'\n{queue}")).await;
+    site.declare().await;
+    let wait = Duration::from_secs(540);
+    site.publish(later("long", 1, wait).into_iter().map(|job| job.body(vec![b'x'; 500_000])).collect()).await;
+    site.publish(later("soon", 400, wait)).await;
+    site.publish(Job::many("now", 20)).await;
+    let replica = site.replica().await;
+    let arrivals = site.api.wait_for(20, LONG).await;
+    assert!(compare("now", 20, &arrivals).is_clean());
+    assert_eq!(replica.stop().await, 0);
+    let waiting = publish::depth(&site.amqp, &site.queue()).await.unwrap();
+    assert_eq!(waiting + parked(&site).await, 401);
+}
+
 #[tokio::test]
 async fn jobs_of_a_plan_that_is_used_up_stand_before_nobody() {
     let plan = "rate = '100/s'\n[plans.free]\nlimits = [{ algorithm = 'fixed-window', rate = '3/d' }]";

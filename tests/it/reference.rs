@@ -224,7 +224,10 @@ fn every_command_of_the_pages_exists_with_its_options() {
             let verb = |word: &&&str| word.bytes().all(|b| b.is_ascii_lowercase());
             let first = words.first().filter(verb);
             let Some(first) = first else { continue };
-            let second = words.get(1).filter(verb).filter(|_| matches!(*first, "dead" | "rate" | "config"));
+            let second = words
+                .get(1)
+                .filter(verb)
+                .filter(|_| matches!(*first, "dead" | "downstream" | "rate" | "config"));
             let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_paced"));
             let asked = program.arg(first).args(second).arg("--help").output().unwrap();
             let help = String::from_utf8(asked.stdout).unwrap();

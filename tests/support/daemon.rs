@@ -132,6 +132,25 @@ impl Paced {
         self.pid
     }
 
+    /// Its own ports of the TCP sockets that are connected to this port. Those that listen are connected to port 0.
+    pub fn ports_to(&self, port: u16) -> Vec<u16> {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).expect("its open files");
+        let links = folder.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        let inode =
+            |link: &Path| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
+        let inodes: Vec<String> = links.filter_map(|link| inode(&link)).collect();
+        let tables = ["tcp", "tcp6"].map(|kind| {
+            std::fs::read_to_string(format!("/proc/{}/net/{kind}", self.pid)).unwrap_or_default()
+        });
+        let lines = tables.iter().flat_map(|table| table.lines().skip(1));
+        let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let number = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
+        words
+            .filter(|words| number(words[2]) == Some(port) && inodes.iter().any(|inode| inode == words[9]))
+            .filter_map(|words| number(words[1]))
+            .collect()
+    }
+
     /// The lines that it has logged so far.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().clone()

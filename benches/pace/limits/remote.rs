@@ -8,6 +8,7 @@ use paced::store::{Reserve, Scope};
 use paced::{LimitSet, RedisOptions, RedisStore, Store as _};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo as _, Script};
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::{BURST, RATE, figure, over};
@@ -130,7 +131,9 @@ pub(super) struct Paced {
 
 impl Paced {
     pub(super) async fn connect(url: &str, costs: &'static [u32]) -> Result<Self, String> {
-        let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
+        // The connection of the bare script runs there, too, as that of the daemon does.
+        let options =
+            RedisOptions::default().with_key_prefix(unique(super::NAME)).with_runtime(Handle::current());
         let store = RedisStore::connect(url, options).await.map_err(|error| error.to_string())?;
         Ok(Self { store: Arc::new(store), limits: Arc::new(super::limits()?), costs })
     }

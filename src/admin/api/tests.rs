@@ -20,7 +20,7 @@ use super::*;
 use crate::admin::access::Access;
 use crate::admin::connections::{Connection, Connections};
 use crate::admin::routes::router;
-use crate::status::{Identity, Observer, OwnTerms, Parts};
+use crate::status::{Broker, Identity, Observer, OwnTerms, Parts};
 
 /// The time in µs, a whole number of ms.
 const NOW: i64 = 1_800_000_000_000_000;
@@ -51,8 +51,11 @@ fn watching(store: Arc<dyn Store>, terms: watch::Receiver<OwnTerms>) -> Watch {
         identity: Identity { id: "me".to_owned(), ..Identity::default() },
         views: [].into(),
         peers: [].into(),
-        amqp: paced::amqp::Status::default(),
-        depths: paced::amqp::Depths::default(),
+        broker: Broker {
+            status: paced::amqp::Status::default(),
+            depths: paced::amqp::Depths::default(),
+            prefix: "paced".to_owned(),
+        },
         store,
         store_kind: "memory",
         terms,

@@ -141,7 +141,7 @@ function applyFilter() {
 // The header
 
 function drawHeader() {
-  const { version, can_change: canChange, replicas, unroutable } = state;
+  const { version, can_change: canChange, replicas, unroutable, orphans } = state;
   setText(byId("version"), version ?? "");
   setShown(byId("loading"), false);
   setShown(byId("health"), true);
@@ -152,7 +152,13 @@ function drawHeader() {
   document.body.classList.toggle("read-only", canChange === false);
   setShown(byId("unroutable"), unroutable > 0);
   setText(byId("unroutable-count"), countOf(unroutable, "message"));
+  setShown(byId("orphans"), orphans?.length > 0);
+  setText(byId("orphan-names"), (orphans ?? []).map(orphanText).join(", "));
   document.title = titleText();
+}
+
+function orphanText({ name, since }) {
+  return since == null ? name : `${name} (for ${span(context.now - since)})`;
 }
 
 function drawHealth(element, { text, isGood }) {

@@ -76,7 +76,7 @@ impl<'a> HeldLetters<'a> {
         self.returned_before = delivery.redelivered;
         Ok(Some(match self.place {
             Place::Dead(_) => Letter::dead(delivery),
-            Place::Unroutable => Letter::unroutable(delivery),
+            Place::Unroutable | Place::Jobs(_) => Letter::unroutable(delivery),
         }))
     }
 

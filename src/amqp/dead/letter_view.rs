@@ -6,7 +6,7 @@ use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
 
-use crate::amqp::guard::take_mark;
+use crate::amqp::guard::{Mark, take_mark};
 use crate::amqp::letter::{
     ATTEMPTS, DEAD_AT, DETAIL, REASON, STATUS, header, is_parked, is_report, parked_key, response,
     routing_key,
@@ -42,14 +42,14 @@ pub struct Letter {
 impl Letter {
     /// Opens a message of the dead letters.
     pub(super) fn dead(mut delivery: Delivery) -> Self {
-        let malformed = take_mark(&mut delivery.properties);
+        let malformed = take_mark(&mut delivery.properties).and_then(Mark::malformed);
         let key = routing_key(&delivery.properties);
         Self::open(delivery, key, malformed)
     }
 
     /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers.
     pub(super) fn unroutable(mut delivery: Delivery) -> Self {
-        let malformed = take_mark(&mut delivery.properties);
+        let malformed = take_mark(&mut delivery.properties).and_then(Mark::malformed);
         let parked = is_parked(&delivery.properties).then(|| parked_key(&delivery.properties)).flatten();
         let key = parked.unwrap_or_else(|| delivery.routing_key.clone()).to_string();
         Self::open(delivery, Some(key), malformed)

@@ -3,7 +3,7 @@
 use lapin::Connection;
 
 use crate::amqp::address::Address;
-use crate::amqp::foreign::{Returns, returns};
+use crate::amqp::foreign::{Returns, traits};
 use crate::amqp::greeting::greeting;
 
 /// The delivery limit of quorum queues that name none, from RabbitMQ 4.0 on.
@@ -20,7 +20,7 @@ pub(super) async fn low_limit(connection: &Connection, address: &Address, queue:
     if release >= (4, 3, 0) {
         return None;
     }
-    low(&returns(connection, queue).await, release >= (4, 0, 0))
+    low(&traits(connection, queue).await.returns(), release >= (4, 0, 0))
 }
 
 fn low(returns: &Returns, limits_by_default: bool) -> Option<u32> {

@@ -11,6 +11,8 @@ pub(super) enum Place {
     Dead(Downstream),
     /// The messages that reached no downstream's queue.
     Unroutable,
+    /// The jobs in this queue, which no replica serves.
+    Jobs(String),
 }
 
 /// Where a letter is published to.
@@ -28,6 +30,7 @@ impl Place {
         match self {
             Self::Dead(downstream) => options.names().dead(&downstream.name),
             Self::Unroutable => options.names().unroutable(),
+            Self::Jobs(queue) => queue.clone(),
         }
     }
 
@@ -53,7 +56,7 @@ impl Place {
                 let key = if leads_to(key, &downstream.name) { key } else { downstream.name.as_str() };
                 Destination { exchange, key: key.to_owned(), uncertain: None }
             }
-            (None, Self::Unroutable) => {
+            (None, Self::Unroutable | Self::Jobs(_)) => {
                 let queue = options.names().jobs_queue(first_word(key));
                 Destination { exchange, key: key.to_owned(), uncertain: Some(queue) }
             }
@@ -82,8 +85,6 @@ fn renamed(key: &str, downstream: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lapin::BasicProperties;
 
     use super::*;
@@ -96,7 +97,6 @@ mod tests {
             max_length: None,
             prefetch: 1,
             prefetch_bytes: 1,
-            hold_max: Duration::from_secs(60),
         }
     }
 

@@ -73,7 +73,7 @@ impl DeadLetters {
             (None, Place::Dead(downstream)) => {
                 topology::ensure(&self.consuming, &self.options, downstream).await
             }
-            (None, Place::Unroutable) => Ok(()),
+            (None, Place::Unroutable | Place::Jobs(_)) => Ok(()),
             (Some(downstream), _) => {
                 let queue = self.options.names().queue(downstream);
                 match look(&self.consuming, &queue).await? {

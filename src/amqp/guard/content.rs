@@ -41,6 +41,23 @@ const fn flag(index: usize) -> u16 {
     1 << (15 - index)
 }
 
+/// The length of the body that follows a content header, by the payload of the header.
+pub(super) fn body_size(payload: &[u8]) -> Option<u64> {
+    payload.get(4..FIXED)?.try_into().ok().map(u64::from_be_bytes)
+}
+
+/// The payload that replaces one whose body, of this length, is cut: it announces no body, and has nothing but the mark.
+pub(super) fn cut(body: u64) -> Vec<u8> {
+    // Class 60, no weight, no body.
+    let mut payload = vec![0; FIXED];
+    payload[1] = 60;
+    payload.extend_from_slice(&flag(HEADERS).to_be_bytes());
+    let mark = mark::cut(body);
+    payload.extend_from_slice(&length(&mark));
+    payload.extend_from_slice(&mark);
+    payload
+}
+
 /// True where lapin can and may parse this payload of a content header.
 pub(super) fn is_sound(payload: &[u8]) -> bool {
     let mut reader = Reader(payload);

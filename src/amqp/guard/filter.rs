@@ -1,7 +1,10 @@
 //! Rewrites the broker's frames one by one into what lapin can parse. It has no I/O.
 
+use std::sync::Arc;
+
+use super::bodies::{Admit, Bodies};
 use super::content::{self, Oversized};
-use super::frame::{self, BODY, END, HEAD, HEADER, HEARTBEAT, Head, METHOD, OVERHEAD};
+use super::frame::{self, BEAT, BODY, END, HEAD, HEADER, HEARTBEAT, Head, METHOD, OVERHEAD};
 use super::method;
 
 /// The longest method that is examined; RabbitMQ's have a few hundred bytes.
@@ -12,7 +15,8 @@ const LARGE: usize = 64 * 1024;
 
 /// Passes good frames on in place, and rewrites the others.
 ///
-/// Bodies pass unexamined. Methods and content headers are held back until they are complete.
+/// Bodies pass unexamined, or are cut: then each of their frames becomes a heartbeat, since what arrives shows that the
+/// broker is alive. Methods and content headers are held back until they are complete.
 #[derive(Debug, Default)]
 pub(super) struct Filter {
     /// The beginning of an incomplete frame.
@@ -23,6 +27,9 @@ pub(super) struct Filter {
     out_gone: usize,
     /// The number of bytes that pass unexamined: the rest of a frame, or bytes that are no frame.
     passing: u64,
+    /// The number of bytes that are dropped: the rest of a frame of a body that is cut.
+    dropping: u64,
+    bodies: Bodies,
     /// A content header that is longer than a frame may be, with the head of its frame.
     oversized: Option<(Head, Oversized)>,
     /// Channels whose next content header belongs to a malformed method, with the trouble.
@@ -40,6 +47,11 @@ enum Step {
 }
 
 impl Filter {
+    /// A filter that cuts the bodies that are not admitted, if there is somebody who decides.
+    pub(super) fn new(admit: Option<Arc<dyn Admit>>) -> Self {
+        Self { bodies: Bodies::new(admit), ..Self::default() }
+    }
+
     /// The beginning of a frame that is held back. A reader copies it before the bytes that come next, or appends these
     /// to it.
     pub(super) const fn held(&mut self) -> &mut Vec<u8> {
@@ -129,6 +141,11 @@ impl Filter {
         if self.passing > 0 {
             return self.pass(input.len());
         }
+        if self.dropping > 0 {
+            let count = usize::try_from(self.dropping).map_or(input.len(), |left| left.min(input.len()));
+            self.dropping -= count as u64;
+            return Step::Replace(count, Vec::new());
+        }
         if self.oversized.is_some() {
             return self.take_oversized(input);
         }
@@ -147,6 +164,15 @@ impl Filter {
                 self.oversized = Some((head, Oversized::new(length, max.saturating_sub(OVERHEAD))));
                 Step::Replace(HEAD, Vec::new())
             }
+            BODY if self.bodies.is_cut(head.channel) => match input.get_mut(..OVERHEAD) {
+                Some(start) => {
+                    start.copy_from_slice(&BEAT);
+                    self.bodies.cut(head);
+                    self.dropping = head.payload.into();
+                    Step::Pass(OVERHEAD)
+                }
+                None => Step::Wait,
+            },
             // lapin refuses a method that is too long.
             METHOD | BODY | HEARTBEAT => {
                 self.passing = head.total();
@@ -176,6 +202,7 @@ impl Filter {
         if !self.tainted.is_empty() {
             self.tainted.retain(|(channel, _)| *channel != head.channel);
         }
+        self.bodies.method(head.channel, &frame[HEAD..total - 1]);
         if let Some(trouble) = method::repair(&mut frame[HEAD..total - 1]) {
             self.tainted.push((head.channel, trouble));
         }
@@ -188,6 +215,9 @@ impl Filter {
             return self.give_up(frame.len());
         }
         let trouble = self.taint(head.channel);
+        if let Some(cut) = self.bodies.header(head.channel, payload) {
+            return Step::Replace(frame.len(), frame::header(head.channel, &cut, END));
+        }
         if trouble.is_none() && content::is_sound(payload) {
             return Step::Pass(frame.len());
         }
@@ -209,6 +239,7 @@ impl Filter {
         }
         let trouble = self.taint(head.channel);
         let payload = oversized.rebuild(trouble).unwrap_or_default();
+        let payload = self.bodies.header(head.channel, &payload).unwrap_or(payload);
         Step::Replace(count + 1, frame::header(head.channel, &payload, *end))
     }
 

@@ -33,6 +33,15 @@ const fn arguments(class: u16, method: u16) -> &'static [Field] {
     }
 }
 
+/// Whether this is basic.deliver of a message that was delivered before.
+pub(super) fn is_redelivery(payload: &[u8]) -> bool {
+    let mut reader = Reader(payload);
+    let is_delivery = (reader.u16(), reader.u16()) == (Some(60), Some(60));
+    // The flag is behind the consumer tag and the delivery tag.
+    let behind = reader.short().and_then(|_| reader.take(8));
+    is_delivery && behind.and_then(|_| reader.u8()).is_some_and(|flag| flag & 1 == 1)
+}
+
 /// Replaces each byte that is not UTF-8 in the method's short strings by a question mark; returns what was wrong. A
 /// method with other fields than expected is left as it is.
 pub(super) fn repair(payload: &mut [u8]) -> Option<String> {

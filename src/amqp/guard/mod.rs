@@ -8,7 +8,11 @@
 //! headers, what can be parsed is kept, and a mark is added that no producer can set: by [`take_mark`] the handler of
 //! the delivery learns that the message is malformed, and how. Texts of methods are repaired. Where the framing itself
 //! is broken, lapin is left to fail on it.
+//!
+//! Where there is no room for a body ([`Admit`]), it is cut as it arrives: the delivery comes without it, and with a mark
+//! that says so.
 
+mod bodies;
 mod content;
 mod filter;
 mod frame;
@@ -20,6 +24,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub(super) use mark::take_mark;
+pub(super) use bodies::Admit;
+pub(super) use mark::{Mark, take_mark};
 pub(super) use runtime::runtime;
 pub(super) use stream::{FrameMax, GuardedStream, IS_OFF, Wire};

@@ -12,7 +12,6 @@ use async_rs::util::RuntimeParts;
 use futures_io::{AsyncRead, AsyncWrite};
 use futures_util::Stream;
 
-use super::super::valve::Valve;
 use super::{FrameMax, GuardedStream, Wire};
 
 /// tokio's timers and sockets; each socket is guarded.
@@ -52,7 +51,7 @@ impl Reactor for Sockets {
         let connecting = self.0.tcp_connect_addr(address);
         async move {
             let socket: Box<dyn Wire> = Box::new(connecting.await?);
-            Ok(GuardedStream::new(Valve::open(socket), FrameMax::default()))
+            Ok(GuardedStream::new(socket, FrameMax::default()))
         }
     }
 }

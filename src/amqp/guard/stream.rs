@@ -9,16 +9,13 @@ use std::task::{Context, Poll, ready};
 
 use futures_io::{AsyncRead, AsyncWrite};
 
-use super::super::valve::Valve;
+use super::bodies::Admit;
 use super::filter::Filter;
 
 /// A socket as it was opened, with or without TLS.
 pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
-
-/// A socket behind the valve that stops reading it.
-type Socket = Valve<Box<dyn Wire>>;
 
 /// How many held bytes are copied to the beginning of the reader's buffer. More stay in their own buffer, so that they
 /// are not moved again for every segment that arrives.
@@ -63,7 +60,7 @@ impl FrameMax {
 /// A connection to the broker, as lapin reads and writes it.
 ///
 /// All that the broker sends passes through [`AsyncRead::poll_read`].
-pub(crate) struct GuardedStream<S = Socket> {
+pub(crate) struct GuardedStream<S = Box<dyn Wire>> {
     socket: S,
     filter: Filter,
     frame_max: FrameMax,
@@ -73,6 +70,11 @@ impl<S> GuardedStream<S> {
     /// Guards a socket on which nothing has been read yet.
     pub(crate) fn new(socket: S, frame_max: FrameMax) -> Self {
         Self { socket, filter: Filter::default(), frame_max }
+    }
+
+    /// Has the bodies cut that are not admitted. Nothing may have been read yet.
+    pub(crate) fn admitting(self, admit: Option<Arc<dyn Admit>>) -> Self {
+        Self { filter: Filter::new(admit), ..self }
     }
 }
 

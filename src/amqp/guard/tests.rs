@@ -14,6 +14,7 @@ use super::frame::{self, BODY, END, HEADER, HEARTBEAT, Head, METHOD, OVERHEAD};
 use super::table::{MAX_DEPTH, MAX_VALUES};
 use super::*;
 
+mod cut;
 mod generate;
 mod parser;
 mod poison;
@@ -108,7 +109,7 @@ fn parsed(frame: &[u8]) -> Option<(u64, BasicProperties, Option<String>)> {
         return None;
     }
     let mut properties: BasicProperties = header.properties;
-    let mark = take_mark(&mut properties);
+    let mark = take_mark(&mut properties).and_then(Mark::malformed);
     Some((header.body_size, properties, mark))
 }
 

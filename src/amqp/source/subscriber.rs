@@ -1,7 +1,8 @@
 //! Keeps one queue of a downstream consumed.
 
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,31 +14,34 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{Route, Slot};
+use super::Slot;
+use crate::amqp::admission::Admission;
 use crate::amqp::attached::Attached;
 use crate::amqp::connection::{ANSWER, Backoff, STABLE, close};
 use crate::amqp::error::Error;
-use crate::amqp::guard::take_mark;
+use crate::amqp::foreign::Traits;
+use crate::amqp::guard::{Mark, take_mark};
 use crate::amqp::letter;
-use crate::amqp::links::SeparationReason;
+use crate::amqp::links::Link;
 use crate::amqp::message::message;
 use crate::amqp::parking;
 use crate::amqp::supervisor::up;
 use crate::amqp::ticket::{AmqpTicket, Settlement, Subscription};
 use crate::amqp::topology::short;
-use crate::amqp::weight::weight;
+use crate::amqp::weight::{least, weight};
 use crate::amqp::window::{Bounds, Consuming, Sizes};
 use crate::dispatch::Delivery;
 use crate::episode::Episode;
 use crate::failpoint;
 use crate::lock::lock;
-use crate::metric;
 use pump::Pump;
 use read_timeout::ReadTimeout;
+use stand_in::StandIn;
 
 mod attach;
 mod pump;
 mod read_timeout;
+mod stand_in;
 
 /// How long a message may be unacked before the broker takes it back, where the broker lets each consumer say so;
 /// others have one time for all. The jobs of a slow limit are held for longer than the 30 minutes that are usual.
@@ -45,6 +49,9 @@ const CONSUMER_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The argument that says so. RabbitMQ knows it from 4.3 on, for quorum queues.
 const TIMEOUT: &str = "x-consumer-timeout";
+
+/// The header of what comes from a stream: its place there.
+const OFFSET: &str = "x-stream-offset";
 
 /// One of the queues that a downstream is consumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,21 +72,38 @@ pub(in crate::amqp) struct Subscriber {
     pub(super) sizes: Sizes,
     pub(super) closing: CancellationToken,
     pub(super) reports: Reports,
-    /// The connection that the downstream is consumed over.
-    pub(super) route: Route,
-    /// Whether the consumer is to have a time-out of its own, until the broker refuses that: it does so for what is no
-    /// quorum queue, and of which kind a queue is that others declared is not known before.
-    pub(super) has_timeout: bool,
+    /// The connection that the queue is consumed over.
+    pub(super) link: Link,
+    pub(super) known: Known,
 }
+
+/// What was learnt of a queue, which others may have declared.
+#[derive(Default)]
+pub(super) struct Known {
+    /// Whether the broker refuses a consumer with a time-out of its own: it does so for what is no quorum queue.
+    refuses_timeout: bool,
+    /// The traits, as soon as they are known. They are kept, since the broker logs an error for each question.
+    traits: Mutex<Option<Traits>>,
+    /// Until when a queue of an unknown kind counts as a stream, since a message looked so. Anybody may publish one that
+    /// does, so that it is tried again.
+    is_stream_until: Option<Instant>,
+}
+
+/// How long a queue counts as a stream.
+const STREAM: Duration = Duration::from_secs(60);
 
 /// The state that a subscriber reports.
 pub(super) struct Reports {
     /// Whether there is no consumer.
     pub(super) idle: watch::Sender<bool>,
+    /// The size that messages of the jobs' queue are taken to have, in bytes.
+    pub(super) size: Arc<AtomicU64>,
     /// Whether the queue is consumed as well as it can be.
     pub(super) attached: Attached,
-    /// The subscriptions whose messages may still be settled.
+    /// The last subscriptions, whose messages may still be settled.
     pub(super) slot: Slot,
+    /// Counts deliveries that are given back since there is no room for them.
+    pub(super) cut: metrics::Counter,
 }
 
 /// How long jobs are not consumed after a connection is up, while it is not known whether they can be parked.
@@ -90,17 +114,28 @@ enum End {
     /// The subscriber closed it; messages that had arrived were handed on.
     Closed,
     Lost(String),
-    /// The downstream needs a connection of its own; messages that had arrived stay valid.
-    Moved(SeparationReason),
 }
 
 /// The result of an attempt to attach.
 enum Attempt {
-    Consuming(Arc<Subscription>, Consumer, Consuming),
-    /// The downstream has repeatedly ended the shared connection.
-    Guilty,
+    Consuming(Box<Feeds>, Consumer, Consuming),
     /// The subscriber is stopping.
     Over,
+}
+
+/// A channel that a queue is consumed over.
+struct Feed {
+    subscription: Arc<Subscription>,
+    /// Decides what is taken in of what comes.
+    admission: Arc<Admission>,
+    /// Whether the queue may be a stream.
+    may_be_stream: bool,
+}
+
+/// The channel of the consumer, and that of the consumer that stands in for it, if the queue must never be without one.
+struct Feeds {
+    main: Feed,
+    stand_in: Option<StandIn>,
 }
 
 /// When the next attempt to attach is made.
@@ -113,12 +148,6 @@ enum After {
 
 impl Subscriber {
     pub(in crate::amqp) async fn run(mut self) {
-        self.consume_on().await;
-        // Messages that still arrive are given back: they must not hold up the last answers.
-        self.route.link.meter.disarm();
-    }
-
-    async fn consume_on(&mut self) {
         let mut backoff = Backoff::default();
         let mut trouble = Episode::default();
         // Why jobs cannot be parked, although those that are come back.
@@ -140,22 +169,14 @@ impl Subscriber {
             };
             let wait = match attached {
                 Ok(Attempt::Over) => return,
-                Ok(Attempt::Guilty) => {
-                    self.separate(SeparationReason::Losses);
-                    continue;
-                }
-                Ok(Attempt::Consuming(subscription, consumer, consuming)) => {
+                Ok(Attempt::Consuming(feeds, consumer, consuming)) => {
                     if trouble.end() {
                         info!(downstream = %self.name(), "consuming again");
                     }
                     let since = Instant::now();
-                    match self.pump(Arc::clone(&subscription), (consumer, consuming), without.take()).await {
+                    match self.pump(*feeds, (consumer, consuming), without.take()).await {
                         End::Closed => return,
-                        End::Moved(why) => {
-                            self.separate(why);
-                            continue;
-                        }
-                        End::Lost(reason) => self.give_back(&subscription, &mut trouble, reason).await,
+                        End::Lost(reason) => self.give_back(&mut trouble, reason).await,
                     }
                     if since.elapsed() >= STABLE {
                         backoff.reset();
@@ -179,7 +200,7 @@ impl Subscriber {
     /// Hands on the deliveries of a consumer until it ends. `without` is why jobs cannot be parked.
     async fn pump(
         &mut self,
-        subscription: Arc<Subscription>,
+        feeds: Feeds,
         (consumer, consuming): (Consumer, Consuming),
         without: Option<Error>,
     ) -> End {
@@ -190,16 +211,20 @@ impl Subscriber {
                 None => self.settlement.parking.open(),
             }
         }
-        let end = Pump::new(self, subscription, consumer, consuming).run().await;
+        let end = Pump::new(self, feeds, consumer, consuming).run().await;
         self.reports.attached.set(false);
         end
     }
 
     /// Handles an error of an attempt to attach. Returns the time until the next attempt; `None` if it is made at once.
     fn on_error(&mut self, error: &Error, trouble: &mut Episode<String>) -> Option<After> {
-        if self.has_timeout && is_about_timeout(error) {
-            self.has_timeout = false;
+        if !self.known.refuses_timeout && is_about_timeout(error) {
+            self.known.refuses_timeout = true;
             return None;
+        }
+        if matches!(error, Error::NotFound { .. }) {
+            // If there is a queue again, it is another one.
+            (self.known.is_stream_until, *lock(&self.known.traits)) = (None, None);
         }
         if self.queue == Queue::Home && error.is_final() {
             self.settlement.parking.shut(error, None);
@@ -207,7 +232,7 @@ impl Subscriber {
             self.reports.attached.set(true);
             return Some(After::Delay(parking::RETRY));
         }
-        let gate = &self.route.link.gate;
+        let gate = &self.link.gate;
         if gate.existing.note(error) {
             return None;
         }
@@ -219,7 +244,7 @@ impl Subscriber {
 
     /// Waits until it is known whether jobs can be parked, since those that must wait for long would otherwise be held.
     async fn await_parking(&self) {
-        let (mut current, parking) = (self.route.link.current.clone(), &self.settlement.parking);
+        let (mut current, parking) = (self.link.current.clone(), &self.settlement.parking);
         let patience = async {
             up(&mut current).await;
             tokio::time::sleep(DECISION).await;
@@ -231,62 +256,27 @@ impl Subscriber {
         }
     }
 
-    /// Ends the subscription of a consumer that was lost, and returns its unacked messages to the queue.
-    async fn give_back(&self, subscription: &Subscription, trouble: &mut Episode<String>, reason: String) {
-        // Settlements made just before still count where the channel is open.
-        subscription.acker.write_now();
-        subscription.end();
+    /// Ends the subscriptions of a consumer that was lost, and returns its unacked messages to the queue.
+    async fn give_back(&self, trouble: &mut Episode<String>, reason: String) {
         self.log_trouble(trouble, reason);
-        // Where only the consumer is gone, the broker returns its messages when the channel is closed.
-        tokio::select! {
-            () = self.closing.cancelled() => {}
-            () = close(subscription.acker.channel()) => {}
-        }
-    }
-
-    /// Switches to a connection of its own.
-    fn separate(&mut self, why: SeparationReason) {
-        self.route.gives_back = false;
-        self.reports.idle.send_replace(true);
-        let name = self.settlement.downstream.name.clone();
-        let what = match self.queue {
-            Queue::Jobs => name.clone(),
-            Queue::Home => format!("{name}, parked"),
-        };
-        if self.route.separate(&what, &self.settlement.account) {
-            warn!(
-                downstream = name,
-                reason = why.text(),
-                "consuming over a connection of its own from now on"
-            );
-            let labels = [("downstream", name), ("reason", why.label().to_owned())];
-            metrics::counter!(metric::AMQP_SEPARATIONS.name, &labels).increment(1);
-        }
-    }
-
-    /// The reason why this downstream must not be consumed over the shared connection any more, if there is one.
-    fn unfit(&self) -> Option<SeparationReason> {
-        let account = &self.settlement.account;
-        if self.route.is_own {
-            None
-        } else if self.sizes.are_long(account.most(), *self.window.borrow()) {
-            Some(SeparationReason::Long)
-        } else {
-            account.overruns(0).then_some(SeparationReason::Overrun)
+        let subscriptions = std::mem::take(&mut *lock(&self.reports.slot));
+        for subscription in subscriptions {
+            // Settlements made just before still count where the channel is open.
+            subscription.acker.write_now();
+            subscription.end();
+            // Where only the consumer is gone, the broker returns its messages when the channel is closed.
+            tokio::select! {
+                () = self.closing.cancelled() => {}
+                () = close(subscription.acker.channel()) => {}
+            }
         }
     }
 
     /// The present bounds of the messages that are unsettled.
-    fn bounds(&self) -> Bounds {
-        let (wanted, bytes) = (*self.window.borrow(), self.settlement.account.allowance());
-        Bounds { wanted, bytes, shared: !self.route.is_own }
-    }
-
-    /// The number of unsettled messages that were delivered over other channels than this one.
-    fn elsewhere(&self, current: Option<&Arc<Subscription>>) -> usize {
-        let slot = lock(&self.reports.slot);
-        let others = slot.iter().filter(|other| current.is_none_or(|current| !Arc::ptr_eq(current, other)));
-        others.filter(|other| other.is_live()).map(|other| other.acker.unsettled().all).sum()
+    fn bounds(&self, admission: &Admission) -> Bounds {
+        let (wanted, account) = (*self.window.borrow(), &self.settlement.account);
+        let left = account.left().saturating_add(admission.reserved());
+        Bounds { wanted, bytes: account.allowance(), left, gives_back: admission.gives_back() }
     }
 
     /// Starts a consumer with this prefetch.
@@ -294,54 +284,61 @@ impl Subscriber {
         let queue = self.queue_name();
         // With a prefetch of 0 RabbitMQ would not bound the deliveries.
         let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
-        self.answer("setting the prefetch", ANSWER, qos).await?;
-        // At shutdown, answers must not queue behind messages that are not read.
-        if !self.closing.is_cancelled() {
-            self.route.link.meter.arm();
-        }
+        self.answer("setting the prefetch", qos).await?;
         let (options, arguments) = (BasicConsumeOptions::default(), self.arguments()?);
         let consume = channel.basic_consume(short(&queue)?, "".into(), options, arguments);
-        self.answer(&format!("queue {queue}"), ANSWER, consume).await
+        self.answer(&format!("queue {queue}"), consume).await
     }
 
     /// The arguments of the consumer. Brokers that know no such time-out ignore it.
     fn arguments(&self) -> Result<FieldTable, Error> {
         let mut arguments = FieldTable::default();
-        if self.has_timeout {
+        if !self.known.refuses_timeout {
             let timeout = i64::try_from(CONSUMER_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
             arguments.insert(short(TIMEOUT)?, AMQPValue::LongLongInt(timeout));
         }
         Ok(arguments)
     }
 
-    /// Waits for the broker's answer within a time-out, which does not run while nothing is read.
+    /// Waits for the broker's answer within a time-out, which does not run while bodies are cut.
     async fn answer<T>(
         &self,
         what: &str,
-        within: Duration,
         answer: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<T, Error> {
         let mut answer = pin!(answer);
-        let mut timeout = ReadTimeout::new(&self.route.link.meter, &self.closing, within);
+        let mut timeout = ReadTimeout::new(&self.link.admissions, &self.closing);
         tokio::select! {
             answer = &mut answer => answer.map_err(|error| Error::of(what, &error)),
-            () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: within }),
+            () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: ANSWER }),
         }
     }
 
-    fn hand_on(&mut self, subscription: &Arc<Subscription>, mut delivery: lapin::message::Delivery) {
-        let malformed = take_mark(&mut delivery.properties);
+    /// Hands on a delivery. Returns false if there is no room for it: it is given back.
+    ///
+    /// # Errors
+    /// The queue is a stream.
+    fn hand_on(&mut self, feed: &Feed, mut delivery: lapin::message::Delivery) -> Result<bool, Error> {
+        let Feed { subscription, admission, may_be_stream } = feed;
+        let offset = delivery.properties.headers().as_ref().and_then(|headers| headers.inner().get(OFFSET));
+        if *may_be_stream && matches!(offset, Some(AMQPValue::LongLongInt(_))) {
+            self.known.is_stream_until = Some(Instant::now() + STREAM);
+            return Err(Error::Stream { queue: self.queue_name() });
+        }
         let tag = delivery.delivery_tag;
         subscription.acker.delivered(tag);
+        let malformed = match take_mark(&mut delivery.properties) {
+            Some(Mark::Cut(body)) => {
+                self.sizes.note_returned(least(body));
+                self.reports.cut.increment(1);
+                subscription.acker.give_back(tag);
+                return Ok(false);
+            }
+            mark => mark.and_then(Mark::malformed),
+        };
+        let length = delivery.data.len() as u64;
         let bytes = weight(delivery.data.len(), &delivery.properties);
-        self.route.link.meter.claim(delivery.data.len() as u64);
-        self.sizes.note(bytes);
-        if (self.route.gives_back || self.closing.is_cancelled()) && self.settlement.account.overruns(bytes) {
-            // There is no other way: the rest of the window is in transit over a connection that others need, that is
-            // to be closed, or on which an answer comes after it.
-            subscription.acker.give_back(tag);
-            return;
-        }
+        self.sizes.note(bytes, least(length));
         let body = Bytes::from(delivery.data);
         let (mut routing_key, mut stay) = (delivery.routing_key, None);
         if self.queue == Queue::Home {
@@ -359,10 +356,11 @@ impl Subscriber {
             routing_key,
             properties: delivery.properties,
             body,
-            charge: self.settlement.account.charge(bytes),
+            charge: admission.arrived(length, bytes),
         };
         // If the source was dropped nobody receives it, and its ticket gives it back.
         let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket), stay });
+        Ok(true)
     }
 
     /// Logs a trouble once, until it changes.

@@ -8,18 +8,19 @@ const MIB: u64 = 1 << 20;
 fn seen(sizes: &[(usize, u64)]) -> Sizes {
     let mut known = Sizes::default();
     for (count, bytes) in sizes {
-        (0..*count).for_each(|_| known.note(*bytes));
+        (0..*count).for_each(|_| known.note(*bytes, *bytes));
     }
     known
 }
 
-fn bounds(wanted: u16, shared: bool) -> Bounds {
-    Bounds { wanted, bytes: 64 * MIB, shared }
+fn bounds(wanted: u16, gives_back: bool) -> Bounds {
+    let gives_back = if gives_back { GiveBack::All } else { GiveBack::New };
+    Bounds { wanted, bytes: 64 * MIB, left: 64 * MIB, gives_back }
 }
 
 #[test]
 fn the_window_starts_small_and_grows_with_what_is_seen() {
-    for (sizes, shared, target) in [
+    for (sizes, gives_back, target) in [
         (&[][..], true, 2),
         (&[(1, KIB)], true, 2),
         (&[(2, KIB)], true, 16),
@@ -31,34 +32,68 @@ fn the_window_starts_small_and_grows_with_what_is_seen() {
         (&[(1, 100 * MIB)], false, 1),
         (&[(200, MIB)], true, 64),
         (&[(200, MIB)], false, 64),
-        // The longest message counts where nothing else bounds what is read, the mean where the valve does.
-        (&[(1000, KIB), (1, 32 * MIB)], true, 2),
-        (&[(1000, KIB), (1, 32 * MIB)], false, 31),
+        // The longest message counts where all that was requested is taken, and a quarter of it else.
+        (&[(1000, KIB), (1, 32 * MIB)], true, 8),
+        (&[(1000, KIB), (1, 32 * MIB)], false, 2),
         (&[(10, 32 * MIB), (600, MIB)], true, 64),
         (&[(10, 32 * MIB), (600, MIB)], false, 64),
-        (&[(500, 0)], false, 1000),
+        (&[(500, 0)], true, 1000),
     ] {
-        assert_eq!(seen(sizes).target(bounds(1000, shared)), target, "{sizes:?}, shared {shared}");
+        let found = seen(sizes).target(bounds(1000, gives_back), 0);
+        assert_eq!(found, target, "{sizes:?}, gives back {gives_back}");
     }
-    assert_eq!(seen(&[(500, KIB)]).target(bounds(7, true)), 7, "never more than was asked for");
-    assert_eq!(seen(&[(500, KIB)]).target(bounds(0, true)), 1, "never none: that has no bound");
+    let none = Bounds { gives_back: GiveBack::None, ..bounds(1000, false) };
+    assert_eq!(seen(&[(500, KIB)]).target(none, 0), 16, "few where none may be given back");
+    assert_eq!(seen(&[(500, KIB)]).target(bounds(7, true), 0), 7, "never more than was asked for");
+    assert_eq!(seen(&[(500, KIB)]).target(bounds(0, true), 0), 1, "never none: that has no bound");
 }
 
 #[test]
-fn long_jobs_are_those_of_which_few_fit() {
-    for (sizes, wanted, long) in [
-        (&[][..], 1000, false),
-        (&[(3, MIB - MIB / 64)], 1000, false),
-        (&[(3, MIB)], 1000, true),
-        (&[(3, MIB)], 64, false),
-        (&[(1000, KIB), (1, 2 * MIB)], 1000, true),
-        (&[(1, 2 * MIB), (1000, KIB)], 1000, false),
-        // All messages that are wanted fit.
-        (&[(3, 32 * MIB)], 2, false),
-        (&[(3, 32 * MIB)], 3, true),
-    ] {
-        assert_eq!(seen(sizes).are_long(64 * MIB, wanted), long, "{sizes:?}, {wanted} wanted");
+fn the_sizes_fade_while_nothing_comes() {
+    let mut sizes = seen(&[(1000, KIB), (1, 32 * MIB)]);
+    let mut target = || {
+        let target = sizes.target(bounds(1000, true), 0);
+        sizes.fade();
+        target
+    };
+    assert_eq!([target(), target(), target()], [8, 16, 32]);
+    for _ in 0..10 {
+        target();
     }
+    assert_eq!(target(), 1000);
+}
+
+#[test]
+fn what_was_given_back_has_room_when_it_comes_again() {
+    let mut sizes = seen(&[(500, KIB)]);
+    for body in [32 * MIB, 20 * MIB, KIB, KIB] {
+        assert_eq!(sizes.is_urgent(bounds(1000, true)), body != 32 * MIB);
+        sizes.note_returned(body);
+    }
+    let target = |sizes: &Sizes, left| sizes.target(Bounds { left, ..bounds(1000, true) }, 10);
+    assert_eq!(target(&sizes, 64 * MIB), 12, "two more of the longest");
+    assert_eq!(target(&sizes, 64 * MIB + 1), 13, "the last one may exceed the bytes");
+    assert_eq!((target(&sizes, 1), target(&sizes, 0)), (11, 10));
+    sizes.note(32 * MIB + 300, 32 * MIB);
+    assert_eq!(target(&sizes, 60 * MIB), 13, "the next one is of 20 MiB");
+    // Another message takes the place of the shortest, which somebody else may have got.
+    sizes.note(7, 7);
+    sizes.note(7, 7);
+    assert_eq!(target(&sizes, 60 * MIB), 13);
+    sizes.note(7, 7);
+    assert!(!sizes.is_urgent(bounds(1000, true)));
+    // The sizes that were seen count again.
+    assert_eq!(target(&sizes, 0), 9);
+}
+
+#[test]
+fn short_jobs_that_were_given_back_wait_for_more_room() {
+    let mut sizes = Sizes::default();
+    sizes.note_returned(MIB - 1);
+    let urgent = |sizes: &Sizes, left| sizes.is_urgent(Bounds { left, ..bounds(1000, true) });
+    assert!(!urgent(&sizes, 8 * MIB - 1) && urgent(&sizes, 8 * MIB));
+    sizes.note_returned(MIB);
+    assert!(urgent(&sizes, 0), "64 of them fill the bytes");
 }
 
 #[test]
@@ -158,10 +193,10 @@ fn short_jobs_fill_the_whole_window_without_any_wait() {
     let (mut broker, mut sizes, mut turns) = (Broker::default(), Sizes::default(), 0);
     while broker.unsettled().all < 1000 {
         let before = broker.unsettled().all;
-        broker.turn(sizes.target(bounds(1000, true)), 1000, false);
+        broker.turn(sizes.target(bounds(1000, true), 0), 1000, false);
         broker.fill();
         assert!(broker.unsettled().all > before, "stuck at {before}");
-        (before..broker.unsettled().all).for_each(|_| sizes.note(KIB));
+        (before..broker.unsettled().all).for_each(|_| sizes.note(KIB, KIB));
         turns += 1;
     }
     assert_eq!((broker.unsettled().all, turns), (1000, 4));
@@ -190,16 +225,16 @@ proptest! {
         let mut sizes = Sizes::default();
         for settled in settled {
             broker.settle(settled);
-            broker.turn(sizes.target(bounds(window, true)), window, false);
+            broker.turn(sizes.target(bounds(window, true), 0), window, false);
             broker.fill();
-            (0..broker.unsettled().all).for_each(|_| sizes.note(100));
+            (0..broker.unsettled().all).for_each(|_| sizes.note(100, 100));
         }
         // Nothing is settled any more: some stages follow at once, and the rest after a while.
         let before = broker.consumers;
         for waited in [false, false, false, false, true, true] {
-            broker.turn(sizes.target(bounds(window, true)), window, waited);
+            broker.turn(sizes.target(bounds(window, true), 0), window, waited);
             broker.fill();
-            (0..broker.unsettled().all).for_each(|_| sizes.note(100));
+            (0..broker.unsettled().all).for_each(|_| sizes.note(100, 100));
         }
         prop_assert_eq!(broker.unsettled().all, usize::from(window));
         prop_assert!(broker.consumers <= before + 6);

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use paced::Rate;
 use paced::amqp::Filter;
+use paced::config::Settings;
 
 use crate::cli::exit::Exit;
-use crate::cli::out;
+use crate::cli::{out, parts};
 
 #[derive(Debug, clap::Subcommand)]
 pub(in crate::cli) enum Command {
@@ -125,7 +126,8 @@ pub(in crate::cli) struct ReplayArgs {
     /// Publishes so many at most, such as 20/s [default: as fast as the broker takes them]
     #[arg(long)]
     pub(super) rate: Option<Rate>,
-    /// Publishes unroutable messages for this downstream, whatever name their routing keys begin with
+    /// Publishes them for this downstream: unroutable messages, whatever name their routing keys begin with, and letters
+    /// of a downstream that is not in the configuration any more
     #[arg(long, value_name = "DOWNSTREAM")]
     pub(super) to: Option<String>,
     /// Repairs each job: sets a header, such as paced-path=orders/1
@@ -140,14 +142,22 @@ pub(in crate::cli) struct ReplayArgs {
 }
 
 impl ReplayArgs {
-    /// Refuses `--to` for dead letters, which go back to their own downstream.
-    pub(super) fn check(&self) -> Result<(), Exit> {
-        if self.to.is_none() || self.origin.unroutable {
-            return Ok(());
+    /// Refuses `--to` for dead letters that go back to their own downstream, and requires it where nobody serves that.
+    pub(super) fn check(&self, settings: &Settings) -> Result<(), Exit> {
+        self.to.iter().try_for_each(|to| parts::downstream(settings, to).map(drop))?;
+        let Some(name) = &self.origin.downstream else { return Ok(()) };
+        let own = settings.downstreams.contains_key(name);
+        if own && self.to.is_some() {
+            let problem = "--to is for unroutable messages, and for letters of a downstream that is not in the \
+                           configuration any more; write `paced dead replay --unroutable --to DOWNSTREAM`";
+            return Err(out::fail(Exit::Usage, problem));
         }
-        let problem =
-            "--to is for unroutable messages; write `paced dead replay --unroutable --to DOWNSTREAM`";
-        Err(out::fail(Exit::Usage, problem))
+        if !own && self.to.is_none() {
+            parts::downstream(settings, name).inspect_err(|_| {
+                out::say("paced: --to DOWNSTREAM sends there what one that is gone has left");
+            })?;
+        }
+        Ok(())
     }
 }
 

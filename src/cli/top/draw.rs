@@ -85,15 +85,20 @@ fn head(state: &State) -> String {
         replicas => format!("{replicas} replicas"),
     };
     let amqp = facts::broker(state);
-    let unroutable = state.unroutable.filter(|messages| *messages > 0);
+    let unroutable = state.unclaimed.unroutable.filter(|messages| *messages > 0);
     let unroutable = unroutable.map(|messages| format!("  {messages} unroutable")).unwrap_or_default();
+    let orphans = match state.unclaimed.orphans.len() {
+        0 => String::new(),
+        1 => "  1 orphan".to_owned(),
+        orphans => format!("  {orphans} orphans"),
+    };
     let kind = state.store.kind.as_deref().unwrap_or("store");
     // Long texts come last, where they may be cut.
     let store = match &state.store.error {
         None => format!("{kind} ok"),
         Some(error) => format!("{kind} AWAY ({error})"),
     };
-    out::printable(&format!("paced {}  {replicas}  {amqp}{unroutable}  {store}", state.version))
+    out::printable(&format!("paced {}  {replicas}  {amqp}{unroutable}{orphans}  {store}", state.version))
 }
 
 fn draw_away(frame: &mut Frame<'_>, area: Rect, view: &View) {

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use paced::api::state::State;
+use paced::api::state::{Orphan, State};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -156,6 +156,17 @@ fn check(name: &str, view: &View, state: Option<&State>) {
 fn three_downstreams() {
     let state = three();
     check("three", &view(&state), Some(&state));
+}
+
+#[test]
+fn what_nobody_serves_is_counted() {
+    let mut state = three();
+    let orphan = |name: &str| Orphan { name: name.to_owned(), since: None };
+    for (names, expected) in [(&["old"][..], "  1 orphan  "), (&["old", "older"], "  2 orphans  ")] {
+        state.unclaimed.orphans = names.iter().copied().map(orphan).collect();
+        let drawn = text(&screen(&view(&state), Some(&state), (200, 60)));
+        assert!(drawn.lines().next().unwrap().contains(expected), "{drawn}");
+    }
 }
 
 #[test]

@@ -34,7 +34,8 @@ keys! {
     /// a reply_to. It counts for jobs that come from then on. Unset: as long as it takes.
     MAX_WAIT = "max_wait".within("1s", "365d").example("10m").reload();
     /// How long a job that cannot go yet is held. One that must wait for longer is parked in the broker, where it
-    /// blocks no other job, and comes back in time (docs/parking.md).
+    /// blocks no other job, and comes back in time; where the window is full, so is one that waits for longer than 2 s
+    /// (docs/parking.md). A replica holds no more jobs than the limits release in this time.
     HOLD_MAX = "hold_max".default("60s").within("1s", "10m").reload();
     /// Sends in flight, in each replica. At least what the rate releases while an answer takes: 50/s and answers of 100
     /// ms need 5. `paced check` warns of fewer.
@@ -55,14 +56,13 @@ keys! {
     /// publisher (a nack). Unset: no bound. A queue that exists keeps its bound: paced warns, and `paced check
     /// --online` says how to change it.
     MAX_LENGTH = "max_length".integers(1, i64::MAX.unsigned_abs()).example("1000000");
-    /// Jobs held unacked at once; in effect at most what the limits release in a minute after a rest. The broker takes
+    /// Jobs held unacked at once; in effect at most what the limits release in `hold_max` after a rest. The broker takes
     /// them all back when it has waited for one for its consumer_timeout (30 minutes unless set), and those just being
     /// sent are sent again: raise it where limits may be used up for longer.
     PREFETCH = "prefetch".default("1000").integers(1, 65_535);
-    /// The bytes of unsettled messages that are held in memory; one message is always held, however long it is. Fewer
-    /// than `prefetch` jobs are asked for where their sizes, as they were seen until now, would exceed this. A
-    /// downstream whose jobs are long (over 1/64 of this) is consumed over a connection of its own, which is not read
-    /// while this many bytes are held.
+    /// The bytes of unsettled messages that are held in memory; one message more may be held, however long it is. Fewer
+    /// than `prefetch` jobs are asked for where their sizes, as they were seen until now, would exceed this. What comes
+    /// beyond it is given back unread, and comes again when there is room.
     PREFETCH_BYTES = "prefetch_bytes".default("64MiB").within("1MiB", "1024GiB");
     /// The lanes of the jobs.
     LANES = "lanes".default("{}");

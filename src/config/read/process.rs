@@ -19,7 +19,7 @@ keys! {
     /// The bytes of unsettled messages that this process holds in memory, over all downstreams. Half of it is shared
     /// out evenly among them, so that one whose jobs cannot go leaves room for the others; the other half is for those
     /// that need it first.
-    WINDOW_BYTES = "window_bytes".default("256MiB").within("1MiB", "1024GiB");
+    WINDOW_BYTES = "window_bytes".default("240MiB").within("1MiB", "1024GiB");
 }
 
 keys! {

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::dispatch::entry::Entry;
 use crate::dispatch::failures::Ending;
+use crate::dispatch::health::Contact;
 use crate::dispatch::source::DeadLetter;
 use crate::pace::{LaneId, ProbeEnd};
 
@@ -72,20 +73,6 @@ impl FlightEnd {
     }
 }
 
-/// How far a job got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::dispatch) enum Contact {
-    /// The job was not sent.
-    None,
-    /// There was no connection.
-    Unreachable,
-    /// The job was sent, and not delivered.
-    Sent,
-    /// The job was sent, and throttled.
-    Throttled,
-    Delivered,
-}
-
 /// Reports to the dispatcher that the send is over, however the flight ends.
 pub(in crate::dispatch) struct FlightGuard {
     events: mpsc::UnboundedSender<Event>,
@@ -93,13 +80,16 @@ pub(in crate::dispatch) struct FlightGuard {
 }
 
 impl Event {
-    /// The job that was put back with it, if any.
+    /// The job that was put back with it, if any. It is ready from the instant on until which it waits.
     pub(in crate::dispatch) fn into_entry(self) -> Option<Entry> {
         match self {
-            Self::Back(entry)
-            | Self::Retry(_, entry)
-            | Self::Throttled(_, entry)
-            | Self::Unparked(_, entry) => Some(entry),
+            Self::Back(entry) => Some(entry),
+            Self::Retry(due, mut entry)
+            | Self::Throttled(due, mut entry)
+            | Self::Unparked(due, mut entry) => {
+                entry.request.since = due;
+                Some(entry)
+            }
             Self::Refused(refused) => Some(refused.entry),
             Self::Unused { .. } | Self::Pause(_) | Self::CoolDown(_) | Self::Parked | Self::Ended(_) => None,
         }

@@ -1,6 +1,6 @@
 //! What the outcome of an attempt means.
 
-use super::Contact;
+use crate::dispatch::health::Contact;
 use crate::job::Reason;
 use crate::sink::{Meaning, Outcome};
 

@@ -23,21 +23,29 @@ impl Scene {
         self.now
     }
 
-    fn unreachable(&mut self) -> Option<Change> {
+    /// An attempt that ends so, and why the replica takes no jobs then.
+    fn ended(&mut self, contact: Contact) -> Option<Reason> {
         let now = self.tick();
-        self.health.unreachable(now)
+        self.health.ended(contact, now, now);
+        self.health.halted()
     }
 
-    fn refused(&mut self, before: Option<Suspicion>) -> (Verdict, Option<Change>) {
-        let now = self.tick();
-        self.health.refused(before, false, now, now)
+    /// The same of a delivery that was sent then.
+    fn delivered_of(&mut self, sent: Instant) -> Option<Reason> {
+        self.health.ended(Contact::Delivered, sent, self.now);
+        self.health.halted()
     }
 
-    fn refused_blamelessly(&mut self, before: Option<Suspicion>) -> (Suspicion, Option<Change>) {
+    fn refused(&mut self, before: Option<Suspicion>) -> (Verdict, Option<Reason>) {
+        let now = self.tick();
+        (self.health.refused(before, false, now, now), self.health.halted())
+    }
+
+    fn refused_blamelessly(&mut self, before: Option<Suspicion>) -> (Suspicion, Option<Reason>) {
         let now = self.tick();
         match self.health.refused(before, true, now, now) {
-            (Verdict::Waits(mark), change) => (mark, change),
-            other => panic!("{other:?}"),
+            Verdict::Waits(mark) => (mark, self.health.halted()),
+            Verdict::Dead => panic!("it is blameless"),
         }
     }
 
@@ -49,16 +57,15 @@ impl Scene {
         }
     }
 
-    fn delivered(&mut self) -> Option<Change> {
-        let now = self.tick();
-        self.health.delivered(now)
+    fn is_serving(&self) -> bool {
+        self.health.halted().is_none()
     }
 
     /// A replica that has stopped after failed connections.
     fn unreachable_for_good() -> Self {
         let mut scene = Self::new();
-        assert_eq!((0..4).find_map(|_| scene.unreachable()), None);
-        assert_eq!(scene.unreachable(), Some(Change::Stop));
+        assert_eq!((0..4).find_map(|_| scene.ended(Contact::Unreachable)), None);
+        assert_eq!(scene.ended(Contact::Unreachable), Some(Reason::Unreachable));
         scene
     }
 
@@ -67,7 +74,7 @@ impl Scene {
         let mut scene = Self::new();
         scene.suspected();
         scene.suspected();
-        assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Change::Stop))));
+        assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Reason::Unauthorized))));
         scene
     }
 
@@ -80,18 +87,18 @@ impl Scene {
 #[test]
 fn the_fifth_failed_connection_in_a_row_stops() {
     let scene = Scene::unreachable_for_good();
-    assert!(matches!(scene.health.state(), State::Unreachable(Trial::Due(_))));
-    assert!(scene.due_in() <= CONNECT_BACKOFF.0, "{:?}", scene.due_in());
+    assert!(matches!(scene.health.state, State::Halted(Reason::Unreachable, Trial::Due(_))));
+    assert!(scene.due_in() <= Reason::Unreachable.backoff().0, "{:?}", scene.due_in());
 }
 
 #[test]
 fn a_request_that_was_sent_ends_the_row_of_failed_connections() {
     let mut scene = Scene::new();
     for _ in 0..10 {
-        assert_eq!((0..4).find_map(|_| scene.unreachable()), None);
-        scene.health.connected();
+        assert_eq!((0..4).find_map(|_| scene.ended(Contact::Unreachable)), None);
+        scene.ended(Contact::Sent);
     }
-    assert!(scene.health.is_serving());
+    assert!(scene.is_serving());
 }
 
 #[test]
@@ -99,59 +106,59 @@ fn a_trial_connection_that_fails_is_followed_by_another_later_each_time() {
     let mut scene = Scene::unreachable_for_good();
     let mut longest = Duration::ZERO;
     for _ in 0..12 {
-        scene.health.try_now();
+        scene.health.trial_begun();
         assert_eq!(scene.health.trial_due(), None, "one at a time");
-        assert_eq!(scene.health.tried_connection(false, scene.now), None);
+        scene.health.tried_connection(false, scene.now);
         longest = longest.max(scene.due_in());
-        assert!(!scene.health.is_serving());
+        assert!(!scene.is_serving());
     }
-    assert!(longest > Duration::from_secs(1) && longest <= CONNECT_BACKOFF.1, "{longest:?}");
+    assert!(longest > Duration::from_secs(1) && longest <= Reason::Unreachable.backoff().1, "{longest:?}");
 }
 
 #[test]
 fn an_open_trial_connection_goes_on_and_a_new_row_begins() {
     let mut scene = Scene::unreachable_for_good();
-    scene.health.try_now();
-    assert_eq!(scene.health.tried_connection(true, scene.now), Some(Change::GoOn));
-    assert!(scene.health.is_serving());
-    assert_eq!((0..4).find_map(|_| scene.unreachable()), None);
-    assert_eq!(scene.unreachable(), Some(Change::Stop));
+    scene.health.trial_begun();
+    scene.health.tried_connection(true, scene.now);
+    assert!(scene.is_serving());
+    assert_eq!((0..4).find_map(|_| scene.ended(Contact::Unreachable)), None);
+    assert_eq!(scene.ended(Contact::Unreachable), Some(Reason::Unreachable));
 }
 
 #[test]
 fn while_unreachable_nothing_else_counts() {
     let mut scene = Scene::unreachable_for_good();
-    assert_eq!(scene.unreachable(), None);
-    scene.health.connected();
-    assert_eq!(scene.delivered(), None);
+    for contact in [Contact::Unreachable, Contact::Sent, Contact::Delivered] {
+        assert_eq!(scene.ended(contact), Some(Reason::Unreachable));
+    }
     for _ in 0..5 {
-        assert!(matches!(scene.refused(None), (Verdict::Waits(_), None)));
+        assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Reason::Unreachable))));
     }
     scene.health.secrets_read();
     scene.health.trial_job_failed(scene.now);
-    assert_eq!(scene.health.nothing_to_try(), None);
-    assert!(matches!(scene.health.state(), State::Unreachable(_)));
+    scene.health.nothing_to_try();
+    assert_eq!(scene.health.halted(), Some(Reason::Unreachable));
 }
 
 #[test]
 fn a_job_that_is_refused_again_after_a_success_is_dead() {
     let mut scene = Scene::new();
     let mark = scene.suspected();
-    assert_eq!(scene.delivered(), None);
+    assert_eq!(scene.ended(Contact::Delivered), None);
     assert_eq!(scene.refused(Some(mark)), (Verdict::Dead, None));
-    assert!(scene.health.is_serving());
+    assert!(scene.is_serving());
 }
 
 #[test]
 fn a_blameless_refusal_kills_neither_at_once_nor_later() {
     let mut scene = Scene::new();
     let (mark, _) = scene.refused_blamelessly(None);
-    assert_eq!(scene.delivered(), None);
+    assert_eq!(scene.ended(Contact::Delivered), None);
     let (mark, _) = scene.refused_blamelessly(Some(mark));
-    assert_eq!(scene.delivered(), None);
+    assert_eq!(scene.ended(Contact::Delivered), None);
     let (verdict, _) = scene.refused(Some(mark));
     let Verdict::Waits(mark) = verdict else { panic!("it was never to blame before") };
-    assert_eq!(scene.delivered(), None);
+    assert_eq!(scene.ended(Contact::Delivered), None);
     let (mark, _) = scene.refused_blamelessly(Some(mark));
     assert_eq!(scene.refused(Some(mark)), (Verdict::Dead, None), "to blame twice, with a success in between");
 }
@@ -167,11 +174,12 @@ fn a_job_that_is_refused_blamelessly_counts_once_in_each_row() {
             (mark, change) = (Some(this), then);
             assert_eq!(scene.health.refused_jobs(), 1);
         }
-        assert_eq!((change, scene.delivered()), (None, None));
+        assert_eq!((change, scene.ended(Contact::Delivered)), (None, None));
     }
     scene.refused_blamelessly(mark);
     scene.refused_blamelessly(None);
-    assert_eq!(scene.refused_blamelessly(None).1, Some(Change::Stop), "three different jobs");
+    let third = scene.refused_blamelessly(None).1;
+    assert_eq!(third, Some(Reason::Unauthorized), "three different jobs");
 }
 
 #[test]
@@ -181,14 +189,14 @@ fn one_job_that_is_refused_over_and_over_has_the_secrets_read() {
     for _ in 0..3 {
         assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), None));
     }
-    assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), Some(Change::Stop)));
-    assert_eq!(scene.health.state(), State::Unauthorized(Trial::Due(scene.now)));
+    assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), Some(Reason::Unauthorized)));
+    assert_eq!(scene.health.state, State::Halted(Reason::Unauthorized, Trial::Due(scene.now)));
 }
 
 #[test]
 fn the_third_different_job_in_a_row_stops_and_the_secrets_are_read_at_once() {
     let scene = Scene::unauthorized();
-    assert_eq!(scene.health.state(), State::Unauthorized(Trial::Due(scene.now)));
+    assert_eq!(scene.health.state, State::Halted(Reason::Unauthorized, Trial::Due(scene.now)));
 }
 
 #[test]
@@ -197,9 +205,9 @@ fn a_success_between_them_ends_the_row() {
     for _ in 0..10 {
         scene.suspected();
         scene.suspected();
-        assert_eq!(scene.delivered(), None);
+        assert_eq!(scene.ended(Contact::Delivered), None);
     }
-    assert!(scene.health.is_serving());
+    assert!(scene.is_serving());
 }
 
 #[test]
@@ -207,12 +215,12 @@ fn a_success_that_was_sent_before_them_proves_nothing() {
     let mut scene = Scene::new();
     let before = scene.now;
     let mark = scene.suspected();
-    assert_eq!(scene.health.delivered(before), None);
+    assert_eq!(scene.delivered_of(before), None);
     assert_eq!(scene.refused(Some(mark)), (Verdict::Waits(mark), None), "not dead");
     scene.suspected();
-    assert_eq!(scene.health.delivered(before), None);
-    assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Change::Stop))));
-    assert_eq!(scene.health.delivered(before), None, "nor does it go on");
+    assert_eq!(scene.delivered_of(before), None);
+    assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Reason::Unauthorized))));
+    assert_eq!(scene.delivered_of(before), Some(Reason::Unauthorized), "nor does it go on");
 }
 
 #[test]
@@ -221,42 +229,42 @@ fn a_trial_job_goes_once_the_secrets_were_read_and_later_each_time() {
     let mut longest = Duration::ZERO;
     for _ in 0..12 {
         assert!(!scene.health.wants_trial_job());
-        scene.health.try_now();
+        scene.health.trial_begun();
         assert_eq!((scene.health.trial_due(), scene.health.wants_trial_job()), (None, false));
         scene.health.secrets_read();
         assert!(scene.health.wants_trial_job());
-        let (verdict, change) = scene.refused(Some(FIRST_ROW));
-        assert!(matches!((verdict, change), (Verdict::Waits(_), None)));
+        assert!(matches!(scene.refused(Some(FIRST_ROW)).0, Verdict::Waits(_)));
         scene.health.trial_job_failed(scene.now);
         longest = longest.max(scene.due_in());
     }
-    assert!(longest > Duration::from_secs(2) && longest <= TRIAL_BACKOFF.1, "{longest:?}");
+    assert!(longest > Duration::from_secs(2) && longest <= Reason::Unauthorized.backoff().1, "{longest:?}");
 }
 
 #[test]
 fn a_trial_job_that_is_delivered_goes_on_and_whoever_is_refused_again_is_dead() {
     let mut scene = Scene::unauthorized();
-    scene.health.try_now();
+    scene.health.trial_begun();
     scene.health.secrets_read();
-    assert_eq!(scene.delivered(), Some(Change::GoOn));
-    assert!(scene.health.is_serving());
+    assert_eq!(scene.ended(Contact::Delivered), None);
     assert_eq!(scene.refused(Some(FIRST_ROW)), (Verdict::Dead, None));
     scene.suspected();
     scene.suspected();
-    assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Change::Stop))));
+    assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Reason::Unauthorized))));
 }
 
 #[test]
 fn a_failed_connection_while_unauthorized_is_no_stop_of_its_own() {
     let mut scene = Scene::unauthorized();
-    assert_eq!((0..10).find_map(|_| scene.unreachable()), None);
-    assert!(matches!(scene.health.state(), State::Unauthorized(_)));
+    for _ in 0..10 {
+        assert_eq!(scene.ended(Contact::Unreachable), Some(Reason::Unauthorized));
+    }
 }
 
 #[test]
 fn without_anything_to_try_it_goes_on() {
     let mut scene = Scene::unauthorized();
-    assert_eq!(scene.health.nothing_to_try(), Some(Change::GoOn));
-    assert!(scene.health.is_serving());
-    assert_eq!(scene.health.nothing_to_try(), None);
+    for _ in 0..2 {
+        scene.health.nothing_to_try();
+        assert!(scene.is_serving());
+    }
 }

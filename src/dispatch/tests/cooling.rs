@@ -47,9 +47,16 @@ impl Fleet {
         all
     }
 
+    /// Waits until each replica has settled this many jobs: for an hour of paused time at most, so that a job which
+    /// is never sent fails a test and does not hang it.
     async fn delivered(&self, jobs: usize) {
         for (bench, _) in &self.replicas {
-            bench.ledger.count(jobs).await;
+            let settled = tokio::time::timeout(3600 * S, bench.ledger.count(jobs)).await;
+            assert!(
+                settled.is_ok(),
+                "{} of {jobs} jobs were settled within an hour",
+                bench.ledger.all().len()
+            );
         }
     }
 
@@ -60,6 +67,13 @@ impl Fleet {
         };
         self.replicas.iter().map(|(bench, _)| dead(bench)).sum()
     }
+}
+
+/// Waits until this many jobs are settled: for an hour of paused time at most, so that a job which is never sent fails a
+/// test and does not hang it.
+async fn settled(bench: &Bench, jobs: usize) {
+    let settled = tokio::time::timeout(3600 * S, bench.ledger.count(jobs)).await;
+    assert!(settled.is_ok(), "{} of {jobs} jobs were settled within an hour", bench.ledger.all().len());
 }
 
 /// One probe at a time, at most one a second, and at the end all go on.
@@ -88,9 +102,12 @@ async fn a_replica_that_dies_while_it_probes_holds_up_the_others_for_a_lease() {
     tokio::time::sleep(900 * MS).await;
     let before = fleet.sent().len();
     // The first probe goes at 1 s, and never ends.
-    while fleet.sent().len() == before {
-        tokio::time::sleep(MS / 2).await;
-    }
+    let probed = async {
+        while fleet.sent().len() == before {
+            tokio::time::sleep(MS / 2).await;
+        }
+    };
+    tokio::time::timeout(60 * S, probed).await.expect("a probe goes");
     let prober =
         fleet.replicas.iter().position(|(bench, _)| bench.sink.flying.load(Ordering::SeqCst) > 0).unwrap();
     let (_killed, running) = fleet.replicas.remove(prober);
@@ -117,6 +134,27 @@ async fn one_job_that_is_always_throttled_holds_up_no_other() {
         let (first, _) = &fleet.replicas[0];
         let times = first.sink.ids().iter().filter(|id| *id == "7").count();
         assert!((2..=20).contains(&times), "{after:?}: it was tried {times} times");
+    }
+}
+
+/// While others succeed, only the first refusal of a job is about all of them, as far as anybody can know.
+#[tokio::test(start_paused = true)]
+async fn a_job_that_is_refused_again_and_again_pauses_the_others_once() {
+    for after in [Some(2 * S), None] {
+        let mut bench = Bench::new("100/s", QUICK);
+        bench.sink.answer_by(move |id| (id == "7").then(|| throttled(after)));
+        let start = Instant::now();
+        let _running = bench.start();
+        for id in 0..2400 {
+            bench.publish(message(&id.to_string()));
+            tokio::time::sleep(S / 80).await;
+        }
+        settled(&bench, 2399).await;
+        let tried = bench.sink.ids().iter().filter(|id| *id == "7").count();
+        assert!(tried >= 3, "{after:?}: it was tried {tried} times");
+        let sent = bench.sink.millis(start);
+        let pauses = sent.windows(2).filter(|pair| pair[1] - pair[0] > 500).count();
+        assert!(pauses <= 1, "{after:?}: {pauses} pauses for all");
     }
 }
 
@@ -164,7 +202,7 @@ async fn an_urgent_job_that_is_always_refused_lets_another_one_be_the_probe() {
     bench.publish_many(0..20);
     let start = Instant::now();
     let _running = bench.start();
-    bench.ledger.count(20).await;
+    settled(&bench, 20).await;
     assert!(start.elapsed() <= 5 * S, "{:?}", start.elapsed());
 }
 
@@ -177,7 +215,7 @@ async fn a_probe_that_misses_its_slot_while_it_connects_goes_at_the_next() {
     bench.publish_many(0..20);
     *bench.sink.connections.connects.lock().unwrap() = vec![150 * MS, Duration::ZERO];
     let _running = bench.start();
-    bench.ledger.count(20).await;
+    settled(&bench, 20).await;
     let sent = bench.sink.millis(start);
     assert!(sent[1] >= 1150 && sent[1] <= 1300, "{sent:?}");
 }

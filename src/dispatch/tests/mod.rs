@@ -13,6 +13,7 @@ pub(super) mod parts;
 mod pauses;
 mod plans;
 mod police;
+mod pressure;
 mod redelivery;
 mod reload;
 mod resets;

@@ -6,7 +6,7 @@ use crate::dispatch::tests::pauses::update_record;
 use crate::dispatch::{ParkReason, Stay};
 
 /// A message that may be released after this time.
-fn not_before(id: &str, wait: Duration) -> Message {
+pub(super) fn not_before(id: &str, wait: Duration) -> Message {
     let millis = i128::from(wall_now().plus(wait).0 / 1000);
     Message { headers: vec![("paced-not-before".to_owned(), Value::Integer(millis))], ..message(id) }
 }

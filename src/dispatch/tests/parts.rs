@@ -2,14 +2,14 @@
 //! demand.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -30,7 +30,7 @@ mod store;
 pub(super) use clock::LateOnce;
 pub(super) use sink::RecordingSink;
 pub(super) use source::{Ledger, NOWHERE, ScriptedParking, Settled};
-use source::{ScriptedSource, ScriptedTicket};
+use source::{Place, ScriptedSource, ScriptedTicket};
 pub(super) use store::FlakyStore;
 
 /// A dispatcher under test, with everything around it.
@@ -59,12 +59,16 @@ pub(super) struct Tickets {
 
 /// The other end of the source.
 pub(super) struct SourceEnd {
-    messages: mpsc::UnboundedSender<Delivery>,
+    messages: mpsc::UnboundedSender<(Delivery, Place)>,
     /// The calls that it received.
     pub(super) windows: Arc<Mutex<Vec<u16>>>,
     pauses: Arc<Mutex<Vec<bool>>>,
     /// Whether it is full, so that it hands out nothing.
     pub(super) full: watch::Sender<bool>,
+    /// Whether it can park; set at the start, by the tickets.
+    pub(super) can_park: Arc<AtomicBool>,
+    /// How many messages it hands out at once at most, as it says.
+    pub(super) most_at_once: Arc<AtomicUsize>,
     /// The source, before the dispatcher is started.
     source: Option<ScriptedSource>,
 }
@@ -89,6 +93,7 @@ impl Bench {
         let limit = Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 1).unwrap();
         let (tell, messages) = mpsc::unbounded_channel();
         let (windows, pauses, full) = (Arc::default(), Arc::default(), watch::Sender::new(false));
+        let (can_park, most_at_once) = (Arc::default(), Arc::new(AtomicUsize::new(usize::MAX)));
         Self {
             options: Options {
                 downstream: "billing".to_owned(),
@@ -126,18 +131,28 @@ impl Bench {
                 messages: tell,
                 source: Some(ScriptedSource {
                     messages,
+                    window: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
+                    place: None,
                     windows: Arc::clone(&windows),
                     pauses: Arc::clone(&pauses),
                     is_paused: false,
                     full: full.subscribe(),
-                    can_park: false,
+                    can_park: Arc::clone(&can_park),
+                    most_at_once: Arc::clone(&most_at_once),
                 }),
                 windows,
                 pauses,
                 full,
+                can_park,
+                most_at_once,
             },
             running: None,
         }
+    }
+
+    /// Has the source hand out no more messages than this before one is settled.
+    pub(super) fn bound_window(&mut self, window: usize) {
+        self.source.source.as_mut().expect("not started").window = Arc::new(Semaphore::new(window));
     }
 
     pub(super) fn publish(&self, message: Message) {
@@ -165,7 +180,9 @@ impl Bench {
 
     fn deliver(&self, message: Message, id: String, redelivered: bool, stay: Option<Stay>) {
         let Tickets { live, generation, may_be_given_back, parking } = &self.tickets;
+        let place = Place::default();
         let ticket = Box::new(ScriptedTicket {
+            _place: Arc::clone(&place),
             id,
             reply_to: message.reply_to.clone(),
             live: Arc::clone(live),
@@ -175,7 +192,7 @@ impl Bench {
             may_be_given_back: *may_be_given_back,
             parking: *parking,
         });
-        self.source.messages.send(Delivery { message, ticket, stay }).unwrap();
+        self.source.messages.send((Delivery { message, ticket, stay }, place)).unwrap();
     }
 
     pub(super) fn publish_many(&self, ids: std::ops::Range<usize>) {
@@ -186,8 +203,9 @@ impl Bench {
 
     /// Starts the dispatcher. It ends with the handle, so that it costs later runs of the same test no time.
     pub(super) fn start(&mut self) -> AbortOnDropHandle<Drained> {
-        let mut source = self.source.source.take().expect("started once");
-        source.can_park = self.tickets.parking != ScriptedParking::Absent;
+        let source = self.source.source.take().expect("started once");
+        let can_park = self.tickets.parking != ScriptedParking::Absent;
+        self.source.can_park.store(can_park, Ordering::SeqCst);
         let dispatcher = Dispatcher::new(
             self.options.clone(),
             Arc::clone(&self.store) as _,

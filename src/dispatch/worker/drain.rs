@@ -42,7 +42,7 @@ impl Worker {
                 "the store has not taken back what is unused"
             );
         }
-        entries.extend(self.halt.take_jobs());
+        entries.extend(self.halt.take_if(|_| true));
         entries.extend(std::iter::from_fn(|| events.try_recv().ok()).filter_map(|event| event.into_entry()));
         entries.sort_by_key(Waiter::seq);
         entries.into_iter().for_each(|entry| self.give_back(entry));

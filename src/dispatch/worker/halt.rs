@@ -4,46 +4,40 @@
 //! back for others, and ends its lease, so that the others have the whole pace. Jobs that must not go back are
 //! held.
 
-use std::collections::VecDeque;
-
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::Worker;
 use crate::dispatch::entry::Entry;
-use crate::dispatch::flight::Contact;
-use crate::dispatch::health::{Change, Health, State};
+use crate::dispatch::health::{Contact, Health, Reason};
 use crate::dispatch::source::Source;
+use crate::episode::Episode;
 use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
+use candidates::Candidates;
 
+mod candidates;
 mod refusal;
 mod trial;
 
-/// The number of jobs without a refusal that are kept for trials, since a few refused jobs may well be at fault
-/// themselves.
-const KEPT_UNREFUSED: usize = 4;
-
 /// The state of a replica that takes no jobs, with the jobs that it keeps for trials.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Halt {
     health: Health,
     source: SourceState,
-    /// The number of times that the source was stopped, by which answers to earlier stops are ignored.
-    stops: u64,
+    /// The window that the source was given last, once that is known.
+    given_window: Option<u16>,
+    /// The steps in progress.
+    pub(super) steps: FuturesUnordered<BoxFuture<'static, Step>>,
     /// The number of jobs in the backlog after the last sweep.
     backlog_at_sweep: Option<usize>,
     /// The jobs for trials; one at a time is sent to find out whether the credentials are accepted again.
-    candidates: VecDeque<Entry>,
+    candidates: Candidates,
     /// Whether all unsettled jobs were refused, and no more come until one is settled.
     is_crowded: bool,
-    /// Why the secrets could not be read again, as last logged, until they can.
-    secrets_error: Option<String>,
-    /// The number of refused jobs that wait for a decision while others are taken: they do not count for the window.
-    extra: u16,
-    /// A new bound of unsettled messages, for the source.
-    resize: Option<u16>,
+    /// Why the secrets cannot be read again.
+    secrets_trouble: Episode<String>,
 }
 
 /// The state of the source.
@@ -56,45 +50,28 @@ enum SourceState {
     Stopping,
     /// It hands out none.
     Stopped,
-    /// It hands out one job for a trial.
-    One,
+    /// It hands out one job for a trial, in a window of this size.
+    One(u16),
 }
 
 /// The result of an asynchronous step of a halt.
 pub(super) enum Step {
-    /// The source has stopped, after the stop of this number.
-    SourceStopped(u64),
+    /// The source has stopped.
+    SourceStopped,
     /// A trial connection was opened, or failed.
     Connected(Result<(), String>),
     /// The secrets were read again.
     SecretsRead(Result<bool, String>),
 }
 
-/// The steps in progress.
-pub(super) type Steps = FuturesUnordered<BoxFuture<'static, Step>>;
-
 impl Halt {
+    /// Why this replica takes no jobs; `None` if it does.
+    pub(super) const fn reason(&self) -> Option<Reason> {
+        self.health.halted()
+    }
+
     pub(super) fn is_halted(&self) -> bool {
-        !self.health.is_serving()
-    }
-
-    pub(super) fn has_no_jobs(&self) -> bool {
-        self.candidates.is_empty()
-    }
-
-    /// Takes out the jobs that are kept for trials.
-    pub(super) fn take_jobs(&mut self) -> impl Iterator<Item = Entry> {
-        self.candidates.drain(..)
-    }
-
-    /// Discards the jobs whose connection is lost.
-    pub(super) fn drop_stale(&mut self) {
-        self.candidates.retain(|entry| entry.ticket.is_live());
-    }
-
-    /// Has the source bound its unsettled messages by this window, wider so that refused jobs do not keep others out.
-    pub(super) const fn set_window(&mut self, window: u16) {
-        self.resize = Some(window.saturating_add(self.extra));
+        self.reason().is_some()
     }
 
     /// The number of jobs that are kept for trials.
@@ -102,228 +79,184 @@ impl Halt {
         self.candidates.len()
     }
 
-    /// The reason, as a label of metrics.
-    pub(super) fn reason(&self) -> Option<&'static str> {
-        match self.health.state() {
-            State::Serving => None,
-            State::Unreachable(_) => Some("unreachable"),
-            State::Unauthorized(_) => Some("unauthorized"),
-        }
+    /// Takes out the jobs kept for trials that `is_meant` selects.
+    pub(super) fn take_if(&mut self, is_meant: impl Fn(&Entry) -> bool) -> impl Iterator<Item = Entry> {
+        self.candidates.take_if(is_meant)
     }
 
-    /// Whether the next trial can begin once it is due.
-    fn can_try(&self) -> bool {
-        matches!(self.health.state(), State::Unreachable(_)) || self.is_settled()
+    /// Discards the jobs whose connection is lost.
+    pub(super) fn drop_stale(&mut self) {
+        drop(self.take_if(|entry| !entry.ticket.is_live()));
     }
 
     /// Whether the source has stopped, except for a job for a trial.
-    fn is_settled(&self) -> bool {
-        matches!(self.source, SourceState::Stopped | SourceState::One)
-    }
-
-    /// Whether a job must not be sent yet for reasons other than the credentials.
-    fn is_early(&self, entry: &Entry, now: Instant) -> bool {
-        let is_unauthorized = matches!(self.health.state(), State::Unauthorized(_));
-        let waits = entry.attempts.refusals.suspicion.is_some() || entry.attempts.unreachable > 0;
-        is_unauthorized && entry.since() > now && !waits
-    }
-
-    /// Keeps a job for trials, or returns it.
-    fn keep(&mut self, entry: Entry) -> Option<Entry> {
-        if !matches!(self.health.state(), State::Unauthorized(_)) {
-            return Some(entry);
-        }
-        let is_suspected = entry.attempts.refusals.suspicion.is_some();
-        if is_suspected || self.unsuspected() < KEPT_UNREFUSED {
-            self.candidates.push_back(entry);
-            return None;
-        }
-        Some(entry)
-    }
-
-    fn unsuspected(&self) -> usize {
-        self.candidates.iter().filter(|entry| entry.attempts.refusals.suspicion.is_none()).count()
-    }
-
-    /// The job for the next trial: jobs with and without a refusal alternate.
-    fn next_candidate(&mut self) -> Option<Entry> {
-        let first = self.candidates.pop_front()?;
-        if first.attempts.refusals.suspicion.is_some() {
-            // The next trial takes a job of the other kind.
-            let fresh = self.candidates.iter().position(|entry| entry.attempts.refusals.suspicion.is_none());
-            if let Some(fresh) = fresh.and_then(|place| self.candidates.remove(place)) {
-                self.candidates.push_front(fresh);
-            }
-        }
-        Some(first)
+    const fn is_settled(&self) -> bool {
+        matches!(self.source, SourceState::Stopped | SourceState::One(_))
     }
 }
 
 impl Worker {
+    /// The most messages that the source is to hand out unsettled: while jobs are taken, waiting jobs that were refused do
+    /// not count.
+    pub(super) fn window(&self) -> u16 {
+        let refused = u16::try_from(self.halt.health.refused_jobs()).unwrap_or(u16::MAX);
+        self.engine.settings().window().saturating_add(refused)
+    }
+
     /// Stops or resumes the source, gives jobs back, and begins a trial that is due.
-    pub(super) fn tick_halt(&mut self, source: &mut impl Source, steps: &Steps, now: Instant) {
-        match (self.halt.is_halted(), self.halt.source) {
-            (true, SourceState::Open) => self.stop_source(source, steps),
-            (true, SourceState::One) if self.halt.backlog_at_sweep != Some(self.engine.waiting()) => {
-                self.stop_source(source, steps)
-            }
-            (false, SourceState::Stopping | SourceState::Stopped | SourceState::One) => {
-                self.halt.source = SourceState::Open;
-                source.resize(self.engine.settings().window().saturating_add(self.halt.extra));
-                source.resume();
-            }
-            _ => {}
+    pub(super) fn tick_halt(&mut self, source: &mut impl Source, now: Instant) {
+        let reason = self.halt.reason();
+        let is_swept = self.halt.backlog_at_sweep == Some(self.engine.waiting());
+        match (reason, self.halt.source) {
+            (Some(_), SourceState::Open) => self.stop_source(source),
+            (Some(_), SourceState::One(_)) if !is_swept => self.stop_source(source),
+            (Some(_), _) | (None, SourceState::Open) => self.resize(source),
+            (None, _) => self.resume_source(SourceState::Open, source),
         }
         self.sweep(now);
-        let is_due = self.halt.health.trial_due().is_some_and(|due| due <= now);
-        if is_due && self.halt.can_try() {
-            self.begin_trial(source, steps, now);
+        let due = self.halt.health.trial_due().filter(|due| *due <= now);
+        match reason.filter(|_| due.is_some()) {
+            Some(Reason::Unreachable) => self.try_connection(),
+            Some(Reason::Unauthorized) if self.halt.is_settled() => self.read_secrets(source, now),
+            _ => {}
         }
         self.try_job(now);
-        if let Some(window) = self.halt.resize.take() {
+    }
+
+    fn stop_source(&mut self, source: &mut impl Source) {
+        self.halt.source = SourceState::Stopping;
+        let stopped = source.pause();
+        self.halt.steps.push(Box::pin(async move {
+            stopped.await;
+            Step::SourceStopped
+        }));
+    }
+
+    fn resume_source(&mut self, state: SourceState, source: &mut impl Source) {
+        let before = std::mem::replace(&mut self.halt.source, state);
+        self.resize(source);
+        if !matches!(before, SourceState::One(_)) || state == SourceState::Open {
+            source.resume();
+        }
+    }
+
+    /// Gives the source another window, if it has changed. It was made with the first one.
+    fn resize(&mut self, source: &mut impl Source) {
+        let window = match self.halt.source {
+            SourceState::One(window) => window,
+            _ => self.window(),
+        };
+        if self.halt.given_window.replace(window).is_some_and(|given| given != window) {
             source.resize(window);
         }
     }
 
-    fn stop_source(&mut self, source: &mut impl Source, steps: &Steps) {
-        self.halt.source = SourceState::Stopping;
-        self.halt.stops += 1;
-        let (stopped, number) = (source.pause(), self.halt.stops);
-        steps.push(Box::pin(async move {
-            stopped.await;
-            Step::SourceStopped(number)
-        }));
-    }
-
     /// Handles the result of a step.
     pub(super) fn stepped(&mut self, step: Step) {
-        let downstream = &self.context.downstream;
         match step {
-            Step::SourceStopped(number) => {
-                if number == self.halt.stops && self.halt.source == SourceState::Stopping {
-                    (self.halt.source, self.halt.backlog_at_sweep) = (SourceState::Stopped, None);
-                }
+            Step::SourceStopped => {
+                (self.halt.source, self.halt.backlog_at_sweep) = (SourceState::Stopped, None);
             }
-            Step::Connected(tried) => {
-                if let Err(detail) = &tried {
-                    // The log has told that it fails, and why, and tells so each minute.
-                    tracing::debug!(downstream, detail, "the downstream is still not reached");
-                }
-                let change = self.halt.health.tried_connection(tried.is_ok(), Instant::now());
-                self.follow_change(change);
-            }
+            Step::Connected(tried) => self.tried_connection(tried),
             Step::SecretsRead(read) => self.secrets_read(read),
         }
     }
 
-    /// Records the end of a flight.
+    /// Records the end of a flight that began at `since`.
     pub(super) fn judge(&mut self, since: Instant, contact: Contact) {
-        let (now, health) = (Instant::now(), &mut self.halt.health);
-        let change = match contact {
-            Contact::None => None,
-            Contact::Unreachable if !self.context.retry.outlast => None,
-            Contact::Unreachable => {
-                health.trial_job_failed(now);
-                health.unreachable(now)
-            }
-            Contact::Sent | Contact::Throttled => {
-                health.connected();
-                health.trial_job_failed(now);
-                None
-            }
-            Contact::Delivered => {
-                health.connected();
-                health.delivered(since)
-            }
-        };
-        self.follow_change(change);
-        self.make_room();
+        // Otherwise a failed connection costs an attempt.
+        let counts = contact != Contact::Unreachable || self.context.retry.outlast;
+        let contact = if counts { contact } else { Contact::None };
+        self.learn(|health| health.ended(contact, since, Instant::now()));
     }
 
-    /// While jobs are taken, waiting jobs that were refused do not count for the window.
-    fn make_room(&mut self) {
-        if self.halt.is_halted() {
-            return;
+    /// Notes something about the downstream, and follows: halts, or goes on.
+    fn learn<T>(&mut self, note: impl FnOnce(&mut Health) -> T) -> T {
+        let before = self.halt.reason();
+        let output = note(&mut self.halt.health);
+        match (before, self.halt.reason()) {
+            (None, Some(reason)) => self.halt(reason),
+            (Some(_), None) => self.go_on(),
+            _ => {}
         }
-        let extra = u16::try_from(self.halt.health.refused_jobs()).unwrap_or(u16::MAX);
-        if extra != self.halt.extra {
-            self.halt.extra = extra;
-            self.halt.set_window(self.engine.settings().window());
-        }
+        output
     }
 
-    fn follow_change(&mut self, change: Option<Change>) {
-        match change {
-            Some(Change::Stop) => self.halt(),
-            Some(Change::GoOn) => self.go_on(),
-            None => {}
+    fn halt(&mut self, reason: Reason) {
+        if self.halt.source == SourceState::Stopping {
+            // The step that told of it went when the replica went on: it is stopped once more.
+            self.halt.source = SourceState::Open;
         }
-    }
-
-    fn halt(&mut self) {
-        let Some(reason) = self.halt.reason() else { return };
-        self.engine.suspend(match reason {
-            "unauthorized" => Abandoned::Unauthorized,
-            _ => Abandoned::Unreachable,
-        });
         self.halt.backlog_at_sweep = None;
-        self.context.meters.stopped_for(reason, true);
+        self.context.meters.stopped_for(reason.as_str(), true);
         let downstream = &self.context.downstream;
-        if reason == "unreachable" {
-            tracing::warn!(
-                downstream,
-                "the downstream cannot be reached from here: this replica takes no jobs for it until a connection opens"
-            );
-        } else {
-            tracing::error!(
-                downstream,
-                "the downstream refuses the credentials, job after job: this replica takes no jobs for it, reads its \
-                 secrets again and tries one job at a time; put right what `headers` or `oauth2` of the downstream hold, or their files"
-            );
+        match reason {
+            Reason::Unreachable => {
+                self.engine.suspend(Abandoned::Unreachable);
+                tracing::warn!(
+                    downstream,
+                    "the downstream cannot be reached from here: this replica takes no jobs for it until a connection opens"
+                );
+            }
+            Reason::Unauthorized => {
+                self.engine.suspend(Abandoned::Unauthorized);
+                tracing::error!(
+                    downstream,
+                    "the downstream refuses the credentials, job after job: this replica takes no jobs for it, reads its \
+                     secrets again and tries one job at a time; put right what `headers` or `oauth2` of the downstream hold, or their files"
+                );
+            }
         }
     }
 
     fn go_on(&mut self) {
         let now = Instant::now();
-        for reason in ["unreachable", "unauthorized"] {
-            self.context.meters.stopped_for(reason, false);
+        for reason in Reason::ALL {
+            self.context.meters.stopped_for(reason.as_str(), false);
         }
         tracing::info!(
             downstream = self.context.downstream,
             "the downstream can be used again: this replica takes jobs for it"
         );
+        // What was begun would come too late.
+        self.halt.steps.clear();
+        self.halt.is_crowded = false;
         // The jobs that waited for this decision are released.
-        let mut entries: Vec<Entry> = self.halt.take_jobs().collect();
+        let mut entries: Vec<Entry> = self.halt.take_if(|_| true).collect();
         entries.extend(self.engine.take_waiting());
         for mut entry in entries {
-            let waited = entry.attempts.refusals.suspicion.is_some() || entry.attempts.unreachable > 0;
-            match entry.since() {
-                due if due > now && !waited => self.engine.offer_later(due, entry),
-                since => {
-                    entry.request.since = since.min(now);
-                    self.engine.offer(entry);
-                }
+            if is_early(&entry, now) {
+                self.engine.offer_later(entry.since(), entry);
+            } else {
+                entry.request.since = entry.since().min(now);
+                self.engine.offer(entry);
             }
         }
-        self.halt.is_crowded = false;
         self.engine.resume();
     }
 
     /// Gives back jobs that others can send, and keeps those needed for trials. Jobs that must not be given back are
     /// held.
     fn sweep(&mut self, now: Instant) {
-        let is_settled = self.halt.is_halted() && self.halt.is_settled();
-        if !is_settled || self.halt.backlog_at_sweep == Some(self.engine.waiting()) {
-            return;
-        }
+        let is_swept = self.halt.backlog_at_sweep == Some(self.engine.waiting());
+        let Some(reason) = self.halt.reason().filter(|_| self.halt.is_settled() && !is_swept) else { return };
+        let keeps = reason == Reason::Unauthorized;
         let mut entries = self.engine.take_waiting();
         entries.retain(|entry| entry.ticket.is_live());
-        entries.sort_by_key(Waiter::seq);
-        let (early, entries): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|entry| self.halt.is_early(entry, now));
-        for entry in entries {
-            let Some(entry) = self.halt.keep(entry) else { continue };
-            if entry.ticket.may_be_given_back() {
+        // Those that may not go yet come last.
+        entries.sort_by_key(|entry| (keeps && is_early(entry, now), entry.seq()));
+        for mut entry in entries {
+            let mut may_go_back = entry.ticket.may_be_given_back();
+            if keeps && is_early(&entry, now) {
+                // If it were given back, it would come again before a job that can be tried.
+                may_go_back &= self.halt.candidates.has_unrefused();
+            } else if keeps {
+                match self.halt.candidates.keep(entry) {
+                    Some(other) => entry = other,
+                    None => continue,
+                }
+            }
+            if may_go_back {
                 self.context.meters.settled.returned.increment(1);
                 entry.ticket.give_back();
             } else if entry.since() > now && entry.attempts.unreachable == 0 {
@@ -332,16 +265,12 @@ impl Worker {
                 self.engine.offer(entry);
             }
         }
-        // If these were given back, they would come again before a job that can be tried.
-        let holds = self.halt.unsuspected() == 0;
-        for entry in early {
-            if entry.ticket.may_be_given_back() && !holds {
-                self.context.meters.settled.returned.increment(1);
-                entry.ticket.give_back();
-            } else {
-                self.engine.offer_later(entry.since(), entry);
-            }
-        }
         self.halt.backlog_at_sweep = Some(self.engine.waiting());
     }
+}
+
+/// Whether a job must not be sent yet for reasons other than the downstream that cannot be used.
+fn is_early(entry: &Entry, now: Instant) -> bool {
+    let waits = entry.attempts.refusals.suspicion.is_some() || entry.attempts.unreachable > 0;
+    entry.since() > now && !waits
 }

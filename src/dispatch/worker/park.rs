@@ -1,4 +1,10 @@
 //! Jobs that must wait for long are parked: they wait in their broker, so that they block no job here.
+//!
+//! | the window | parked are |
+//! |---|---|
+//! | at least a fifth of its places is free | jobs that wait for anything but a slot for longer than `hold_max` |
+//! | less is free | of the others, those that wait longest, until a fifth is free: down to waits of two seconds |
+//! | whichever | jobs that were held for 20 minutes |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,9 +12,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Worker;
-use crate::dispatch::entry::Entry;
+use crate::dispatch::entry::{Entry, Hold};
 use crate::dispatch::flight::Event;
-use crate::dispatch::source::{ParkReason, Parked};
+use crate::dispatch::source::{ParkReason, Parked, Source};
 use crate::pace::Waiter;
 use crate::time::wall_now;
 
@@ -19,39 +25,46 @@ const LONGEST_HOLD: Duration = Duration::from_secs(20 * 60);
 /// The time from one scan for jobs that are held for too long to the next.
 const SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The shortest wait that is worth parking: the shortest stay takes a second, and what is left of a wait is held.
+const SHORTEST_WAIT: Duration = Duration::from_secs(2);
+
+/// One in this many places of the window is kept free of jobs that wait for anything but a slot.
+const FREE_PLACES: usize = 5;
+
+/// How long a job is parked at least that came back to a plan that still has no slots for it.
+const RETURN: Duration = Duration::from_secs(10);
+
 /// The jobs that wait in their broker.
 pub(super) struct Parking {
     /// The number of jobs that are being parked: one that is refused comes back.
     pub(super) in_progress: usize,
     /// When the next scan looks for jobs that are held for too long.
     next_scan_at: Instant,
-    /// How long a job that cannot go yet is held here.
-    pub(super) hold_max: Duration,
 }
 
 impl Parking {
-    pub(super) fn new(hold_max: Duration) -> Self {
-        Self { in_progress: 0, next_scan_at: Instant::now(), hold_max }
+    pub(super) fn new() -> Self {
+        Self { in_progress: 0, next_scan_at: Instant::now() }
     }
 }
 
 impl Worker {
-    /// Parks the jobs that are held for too long: their downstream's own limits are used up, or it is paused.
-    ///
-    /// They block no runnable job, so they are not parked earlier: the whole queue would be.
-    pub(super) fn park_long_held(&mut self, now: Instant) {
-        if now < self.parking.next_scan_at {
-            return;
+    /// Has a job wait until `due`: here, until it is parked.
+    pub(super) fn wait(&mut self, due: Instant, mut entry: Entry) {
+        let due = entry.due_or_end(due);
+        self.engine.offer_later(due, entry);
+    }
+
+    /// Parks the jobs that are to wait elsewhere, if the source can.
+    pub(super) fn park_waiting(&mut self, now: Instant, source: &impl Source) {
+        let scans = now >= self.parking.next_scan_at;
+        if scans {
+            self.parking.next_scan_at = now + SCAN_INTERVAL;
         }
-        self.parking.next_scan_at = now + SCAN_INTERVAL;
-        let is_meant = |entry: &Entry| entry.can_park() && entry.held_since + LONGEST_HOLD <= now;
-        for mut entry in self.engine.take_waiting_if(is_meant) {
-            let earliest = now + self.parking.hold_max + SCAN_INTERVAL;
-            let due = entry.due_or_end(self.engine.next_slot(entry.lane()).max(earliest));
-            if due > now + self.parking.hold_max {
-                self.park(due, ParkReason::Limit, entry);
-            } else {
-                self.engine.offer(entry);
+        if source.can_park() {
+            self.park_long_waits(now, source);
+            if scans {
+                self.park_long_held(now);
             }
         }
     }
@@ -61,26 +74,75 @@ impl Worker {
         (self.engine.waiting() > 0).then_some(self.parking.next_scan_at)
     }
 
-    /// Has a job wait until `due`: in its broker if that is far off and the source can, or else here.
-    pub(super) fn wait(&mut self, due: Instant, reason: ParkReason, mut entry: Entry) {
-        let due = entry.due_or_end(due);
-        let wait = due.saturating_duration_since(Instant::now());
-        if wait > self.parking.hold_max && entry.can_park() {
-            self.park(due, reason, entry);
-        } else {
-            self.engine.offer_later(due, entry);
+    /// Parks the jobs that wait for anything but a slot for longer than `hold_max`, since others would wait behind them. If
+    /// the window has few free places, so are those that wait longest, down to [`SHORTEST_WAIT`]: it is for what can go
+    /// soon.
+    fn park_long_waits(&mut self, now: Instant, source: &impl Source) {
+        let hold_max = self.engine.settings().hold_max();
+        loop {
+            let longest = self.engine.longest_wait(now);
+            let (patience, most) = if longest > hold_max {
+                (hold_max, usize::MAX)
+            } else if longest > SHORTEST_WAIT && !self.halt.is_halted() {
+                ((longest / 2).max(SHORTEST_WAIT), self.excess(source))
+            } else {
+                return;
+            };
+            let taken = self.engine.take_unreachable(now, patience, most);
+            if taken.is_empty() {
+                return;
+            }
+            taken.into_iter().for_each(|(due, entry)| self.park_or_hold(now, patience, due, entry));
         }
     }
 
-    /// Parks the jobs of plans that can have no slot for long: others, which can, would wait behind them.
-    pub(super) fn park_unreachable(&mut self, now: Instant) {
-        for (due, mut entry) in self.engine.take_unreachable(now, self.parking.hold_max) {
-            let due = entry.due_or_end(due);
-            if entry.can_park() && due > now + self.parking.hold_max / 2 {
+    /// The number of jobs beyond those that leave enough places free in the window, or in the part of it that the source
+    /// uses at present.
+    fn excess(&self, source: &impl Source) -> usize {
+        let all = self.engine.in_hand() + self.halt.jobs() + self.flights.tasks.len();
+        let window = usize::from(self.window()).min(source.most_at_once(all));
+        let stay = all.saturating_sub(self.parking.in_progress);
+        stay.saturating_sub(window - window.div_ceil(FREE_PLACES))
+    }
+
+    /// Parks a job that waits until `due`, for longer than `patience`, for a time or for its plan.
+    fn park_or_hold(&mut self, now: Instant, patience: Duration, due: Instant, mut entry: Entry) {
+        let (mut due, mut look_again) = (due, due);
+        if entry.since() <= now {
+            // It waits for its plan. If it came back from that, it must not do so again and again in vain.
+            if entry.hold.reason == ParkReason::Limit {
+                due = due.max(now + RETURN);
+            }
+            entry.hold.reason = ParkReason::Limit;
+            look_again = now + patience;
+        }
+        due = entry.due_or_end(due);
+        if entry.may_wait_elsewhere() && due > now + patience / 2 {
+            self.park(due, entry.hold.reason, entry);
+        } else {
+            // It must not be looked at again in each turn of the loop.
+            self.engine.offer_later(due.min(look_again), entry);
+        }
+    }
+
+    /// Parks the jobs that are held for too long: their downstream's own limits are used up, or it is paused.
+    ///
+    /// They block no runnable job, so they are not parked earlier: the whole queue would be. One that waits for a time of
+    /// its own comes back for that.
+    fn park_long_held(&mut self, now: Instant) {
+        let hold_max = self.engine.settings().hold_max();
+        let is_meant = |entry: &Entry| entry.can_park() && entry.hold.since + LONGEST_HOLD <= now;
+        for mut entry in self.engine.take_waiting_if(is_meant) {
+            if entry.since() > now {
+                self.park(entry.since(), entry.hold.reason, entry);
+                continue;
+            }
+            let earliest = now + hold_max + SCAN_INTERVAL;
+            let due = entry.due_or_end(self.engine.next_slot(entry.lane()).max(earliest));
+            if due > now + hold_max {
                 self.park(due, ParkReason::Limit, entry);
             } else {
-                // It must not be looked at again in each turn of the loop.
-                self.engine.offer_later(due.min(now + self.parking.hold_max), entry);
+                self.engine.offer(entry);
             }
         }
     }
@@ -90,7 +152,7 @@ impl Worker {
         self.parking.in_progress += 1;
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
         let stay = entry.stay(until, reason);
-        let Entry { job, has_own_id, ticket, first_seen, age, held_since, attempts, request, .. } = entry;
+        let Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request } = entry;
         let (downstream, id) = (&self.context.downstream, &job.id);
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
         // The call itself has the job's place in the order.
@@ -104,18 +166,8 @@ impl Worker {
                 }
                 Parked::Lost => Event::Parked,
                 Parked::Refused(ticket) => {
-                    let may_park = false;
-                    let entry = Entry {
-                        job,
-                        has_own_id,
-                        ticket,
-                        first_seen,
-                        age,
-                        held_since,
-                        may_park,
-                        attempts,
-                        request,
-                    };
+                    let hold = Hold { may_park: false, ..hold };
+                    let entry = Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request };
                     Event::Unparked(due, entry)
                 }
             };

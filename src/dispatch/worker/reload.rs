@@ -7,7 +7,6 @@ use crate::dispatch::cost::max_cost;
 use crate::dispatch::flight::FlightContext;
 use crate::dispatch::preflight::Preflight;
 use crate::dispatch::{Options, RetryPolicy};
-use crate::pace::Settings;
 
 impl Worker {
     /// Applies new options: those that need no restart take effect at once, the limits once all replicas agree on them.
@@ -29,7 +28,6 @@ impl Worker {
         self.renew_context(new.retry.clone());
         self.engine.follow_cool_downs(new.retry.max_cooldown);
         self.intake.max_wait = new.max_wait;
-        self.parking.hold_max = new.hold_max;
         let settings = new.settings();
         self.intake.rules = new.rules;
         self.engine.reload(settings);
@@ -39,14 +37,10 @@ impl Worker {
         }
     }
 
-    /// Applies the settings in force, which were `before`.
-    pub(super) fn follow(&mut self, before: &Settings) {
+    /// Applies the settings in force.
+    pub(super) fn follow(&mut self) {
         self.bound_costs();
         self.renew_context(self.context.retry.clone());
-        let window = self.engine.settings().window();
-        if window != before.window() {
-            self.halt.set_window(window);
-        }
     }
 
     /// Sets the options of flights from now on, with the tolerance in force.

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Worker;
 use crate::dispatch::arrivals::first_seen;
 use crate::dispatch::failures::{Ending, Failures, Line};
+use crate::dispatch::health::Reason;
 use crate::dispatch::view::{Binding, Board, Counts, PUBLISH_INTERVAL, Snapshot, TermsInForce};
 use crate::pace::EngineView;
 use crate::store::StoreError;
@@ -107,8 +108,8 @@ impl Worker {
             self.reporting.store_error = None;
         }
         let binding = match self.halt.reason() {
-            Some("unauthorized") => Binding::Unauthorized,
-            Some(_) => Binding::Unreachable,
+            Some(Reason::Unauthorized) => Binding::Unauthorized,
+            Some(Reason::Unreachable) => Binding::Unreachable,
             None => hold.into(),
         };
         let latest = self.reporting.board.latest();

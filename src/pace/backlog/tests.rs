@@ -166,3 +166,27 @@ async fn stale_waiters_are_dropped_wherever_they_are() {
     assert!(backlog.is_crowded());
     assert_eq!(backlog.drain().len(), 2000);
 }
+
+#[tokio::test(start_paused = true)]
+async fn those_that_may_wait_elsewhere_are_taken_from_the_end() {
+    let (mut backlog, start) = (Backlog::new(0), Instant::now());
+    for seq in 0..8 {
+        let caller = Caller { is_movable: seq % 4 != 3, ..Caller::new(seq) };
+        backlog.push_later(start + (10 + u32::try_from(seq).unwrap() / 2) * MS, caller);
+    }
+    assert_eq!(backlog.last_due(), Some(start + 13 * MS), "that of 6");
+    assert_eq!(taken(&mut backlog, start + 12 * MS, 9), [6]);
+    assert_eq!(taken(&mut backlog, start, 2), [4, 5]);
+    backlog.tick(start + 10 * MS, Duration::ZERO);
+    assert_eq!(popped(&mut backlog, LaneId::DOWNSTREAM), [0, 1]);
+    assert_eq!(backlog.last_due(), Some(start + 11 * MS));
+    backlog.push_later(start + 20 * MS, Caller { is_live: false, is_movable: true, ..Caller::new(9) });
+    backlog.drop_stale();
+    assert_eq!(taken(&mut backlog, start, 9), [2], "the others must stay");
+    assert_eq!((backlog.len(), backlog.last_due()), (2, None));
+}
+
+/// The positions of the last ones that become ready after `after`, at most this many.
+fn taken(backlog: &mut Backlog<Caller>, after: Instant, most: usize) -> Vec<u64> {
+    seqs(backlog.take_last(after, most).into_iter().map(|(_, caller)| caller).collect())
+}

@@ -51,7 +51,7 @@ impl<W: Waiter> Engine<W> {
             match effect {
                 Effect::Release(Held { waiter, .. }) | Effect::Refuse(waiter, _) => waiters.push(waiter),
                 Effect::Prepare { .. }
-                | Effect::Follow(_)
+                | Effect::Follow
                 | Effect::DropStale
                 | Effect::Cancelled
                 | Effect::Failing(_)

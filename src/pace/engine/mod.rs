@@ -75,9 +75,8 @@ pub(crate) enum Effect<W> {
     /// Slots are being requested for `jobs` waiters. They need `at_once` connections at one time beyond those in use, which
     /// may be opened meanwhile. If `is_awaited`, the driver calls [`Engine::on_opened`] when they are open.
     Prepare { jobs: usize, at_once: usize, is_awaited: bool },
-    /// Other settings came into force; these are the previous ones. No slots are requested before the driver has
-    /// applied the change.
-    Follow(Arc<Settings>),
+    /// Other settings came into force. No slots are requested before the driver has applied the change.
+    Follow,
     /// Some waiters are stale.
     DropStale,
     /// More waiters are cancelled than before: [`Engine::take_cancelled`] takes them out.
@@ -367,7 +366,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Whether the driver has not applied a change of settings yet. Until then it admits by the old ones.
     fn is_ahead_of_driver(&self) -> bool {
-        self.driver.effects.iter().any(|effect| matches!(effect, Effect::Follow(_)))
+        self.driver.effects.iter().any(|effect| matches!(effect, Effect::Follow))
     }
 
     /// Returns waiters that do not use their slots to the backlog, each to its old position.

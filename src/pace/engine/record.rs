@@ -101,8 +101,8 @@ impl<W: Waiter> Engine<W> {
             self.schedule.follow(&settings, keeps_turn);
             self.store.set_horizon(&settings.downstream, self.schedule.turns().farthest());
         }
-        let before = std::mem::replace(&mut self.settings, Arc::new(settings));
-        self.driver.effects.push(Effect::Follow(before));
+        self.settings = Arc::new(settings);
+        self.driver.effects.push(Effect::Follow);
         self.follow_in_fallback();
         if !is_same {
             // The next slots have changed.

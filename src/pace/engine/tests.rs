@@ -62,7 +62,7 @@ impl Driven {
                     }
                     Effect::Refuse(caller, refusal) => self.refused.push((caller.seq(), refusal)),
                     Effect::Prepare { .. }
-                    | Effect::Follow(_)
+                    | Effect::Follow
                     | Effect::DropStale
                     | Effect::Cancelled
                     | Effect::Failing(_)
@@ -237,7 +237,7 @@ async fn nobody_is_asked_for_before_the_driver_goes_by_the_settings_in_force() {
     assert!(!driven.engine.pacing.is_calling(), "the driver admits by the old limits");
     let mut effects = vec![];
     driven.engine.take_effects(&mut effects);
-    assert!(matches!(&effects[..], [Effect::Follow(_)]), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::Follow]), "{effects:?}");
     driven.engine.tick(Instant::now(), &UpTo(100));
     assert!(driven.engine.pacing.is_calling());
 }

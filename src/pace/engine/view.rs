@@ -51,9 +51,8 @@ pub(crate) enum Hold {
 impl<W: Waiter> Engine<W> {
     /// Returns what the engine is doing.
     pub(crate) fn view(&self) -> EngineView {
-        let called = self.pacing.batch().count() + usize::from(self.pacing.has_trial());
         let later = self.backlog.later().count();
-        let waiting = self.backlog.len() - later + called;
+        let waiting = self.without_slot() - later;
         let batch = self.pacing.batch().map(Waiter::seq);
         let next_slot = self.release.first().map(|(_, deadline)| deadline.instant());
         EngineView {
@@ -66,6 +65,15 @@ impl<W: Waiter> Engine<W> {
             sending: self.release.sending(),
             oldest: self.backlog.oldest().into_iter().chain(batch).min(),
         }
+    }
+
+    /// Returns the number of waiters that are here, with a slot or without.
+    pub(crate) fn in_hand(&self) -> usize {
+        self.without_slot() + self.release.held()
+    }
+
+    fn without_slot(&self) -> usize {
+        self.backlog.len() + self.pacing.batch().count() + usize::from(self.pacing.has_trial())
     }
 
     /// Returns how many of the waiters that may only go later `is_meant` selects.

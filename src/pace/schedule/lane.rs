@@ -1,5 +1,7 @@
 //! The scheduling state of one lane.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::batching::Batching;
@@ -19,9 +21,50 @@ pub(super) struct LaneState {
     pub(super) start_tag: u64,
     /// The cost from which on waiters get no slot before a window ends, and the end of the window.
     pub(super) barred: Option<(u32, Instant)>,
-    /// The number of waiters that were passed on to wait elsewhere, less those that the limits have released since,
-    /// as of this instant.
-    pub(super) passed_on: Option<(u64, Instant)>,
+    /// The waiters that were passed on to wait elsewhere, if there were any.
+    pub(super) passed_on: Option<PassedOn>,
+}
+
+/// The waiters of a lane that were passed on to wait elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PassedOn {
+    /// Their number, less those that the limits have released since, as of this instant.
+    count: u64,
+    at: Instant,
+    /// The highest position in the order of arrival that one of them has.
+    last: u64,
+}
+
+impl PassedOn {
+    /// Nobody, if the lane's slots begin at `start`.
+    pub(super) const fn nobody(start: Instant) -> Self {
+        Self { count: 0, at: start, last: 0 }
+    }
+
+    /// Returns those that are left where the lane's slots begin at `start` and are this far apart.
+    pub(super) fn less_released(self, start: Instant, apart: Duration) -> Self {
+        let released = start.saturating_duration_since(self.at).as_nanos() / apart.as_nanos().max(1);
+        match u32::try_from(released) {
+            Ok(released) if u64::from(released) < self.count => Self {
+                count: self.count - u64::from(released),
+                at: self.at + apart.saturating_mul(released),
+                ..self
+            },
+            _ => Self::nobody(start),
+        }
+    }
+
+    /// Counts the waiter with this position too.
+    pub(super) const fn with(self, seq: u64) -> Self {
+        let last = if seq > self.last { seq } else { self.last };
+        Self { count: self.count + 1, last, ..self }
+    }
+
+    /// Returns how many of them come before the waiter with this position: all or none. One that is older than the last of
+    /// them was here before, or has come back.
+    pub(crate) const fn before(self, seq: u64) -> u64 {
+        if seq > self.last { self.count } else { 0 }
+    }
 }
 
 /// The sleep of a lane until a slot that its own limits determine.

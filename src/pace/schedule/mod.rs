@@ -24,7 +24,7 @@ mod lane;
 mod turn_taking;
 
 use batching::{Batch, Batching};
-use lane::{LaneState, Sleep};
+use lane::{LaneState, PassedOn, Sleep};
 use turn_taking::SentTurn;
 pub(crate) use turn_taking::TurnTaking;
 
@@ -334,27 +334,17 @@ impl Schedule {
         self.sleeps_until(lane).map_or(self.next_slot, |until| until.max(self.next_slot))
     }
 
-    /// Returns how many waiters of a lane that were passed on to wait elsewhere come before the next one, if the lane's
-    /// slots begin at `start` and are this far apart, and counts that one too.
-    pub(crate) fn pass_place(&mut self, lane: LaneId, start: Instant, apart: Duration) -> u64 {
+    /// Returns the waiters of a lane that were passed on to wait elsewhere and have no slot yet, if the lane's slots begin
+    /// at `start` and are this far apart.
+    pub(crate) fn passed_on(&mut self, lane: LaneId, start: Instant, apart: Duration) -> PassedOn {
         let passed_on = &mut self.lanes[lane.row()].passed_on;
-        let (before, at) = passed_on.unwrap_or((0, start));
-        let released = start.saturating_duration_since(at).as_nanos() / apart.as_nanos().max(1);
-        let (before, at) = match u32::try_from(released) {
-            Ok(released) if u64::from(released) < before => {
-                (before - u64::from(released), at + apart.saturating_mul(released))
-            }
-            _ => (0, start),
-        };
-        *passed_on = Some((before + 1, at));
-        before
+        *passed_on.insert(passed_on.unwrap_or(PassedOn::nobody(start)).less_released(start, apart))
     }
 
-    /// Takes back the place that [`Schedule::pass_place`] counted last.
-    pub(crate) fn return_place(&mut self, lane: LaneId) {
-        if let Some((before, _)) = &mut self.lanes[lane.row()].passed_on {
-            *before = before.saturating_sub(1);
-        }
+    /// Records that the waiter of a lane with this position in the order of arrival is passed on.
+    pub(crate) fn pass_on(&mut self, lane: LaneId, seq: u64) {
+        let passed_on = &mut self.lanes[lane.row()].passed_on;
+        *passed_on = passed_on.map(|others| others.with(seq));
     }
 
     /// Forgets the estimates of slots, since the store's slots have changed. The turn is kept.

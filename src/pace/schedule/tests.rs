@@ -162,12 +162,24 @@ async fn other_limits_keep_the_shares_and_void_what_was_learnt() {
 #[tokio::test(start_paused = true)]
 async fn who_is_passed_on_comes_after_those_before_it_less_those_that_were_released() {
     let (mut schedule, start, apart) = (Schedule::new(&settings()), Instant::now(), 100 * MS);
-    let mut place = |after: u32| schedule.pass_place(plan(0), start + after * MS, apart);
+    let mut seq = 0;
+    let mut place = |after: u32| {
+        seq += 1;
+        let before = schedule.passed_on(plan(0), start + after * MS, apart).before(seq);
+        schedule.pass_on(plan(0), seq);
+        before
+    };
     assert_eq!([place(0), place(0), place(50), place(99)], [0, 1, 2, 3]);
     assert_eq!([place(250), place(299), place(300)], [2, 3, 3], "one place less after each interval");
     assert_eq!([place(60_000), place(60_000)], [0, 1], "all were released");
     assert_eq!(place(0), 2, "a start that lies earlier releases nothing");
-    assert_eq!(schedule.pass_place(plan(1), start, apart), 0, "another lane");
+    let mut before = |lane, seq| schedule.passed_on(lane, start, apart).before(seq);
+    assert_eq!(
+        (before(plan(0), 10), before(plan(0), 11)),
+        (0, 3),
+        "none comes before who is older than the last"
+    );
+    assert_eq!(before(plan(1), 11), 0, "another lane");
     schedule.follow(&settings(), false);
-    assert_eq!(schedule.pass_place(plan(0), start, apart), 0, "other limits");
+    assert_eq!(schedule.passed_on(plan(0), start, apart).before(11), 0, "other limits");
 }

@@ -144,12 +144,15 @@ impl Connector {
         poll_fn(|cx| tcp.poll_ready(cx)).await?;
         let stream = tcp.call(self.origin.clone()).await?;
         let Some((tls, host)) = &self.tls else { return Ok(Connection::new(stream).await?) };
-        let mut stream = stream.into_inner();
-        if let Some(proxy) = &self.tunnel {
-            proxy.open_tunnel(&mut stream, &self.target).await?;
-            *peer = &self.target;
-        }
-        let stream = tls.connect(host, stream).await?;
+        let stream = match &self.tunnel {
+            Some(proxy) => {
+                let tunnel = proxy.open_tunnel(stream, &self.target).await?;
+                *peer = &self.target;
+                tunnel
+            }
+            None => stream,
+        };
+        let stream = tls.connect(host, stream.into_inner()).await?;
         Ok(Connection::new(TokioIo::new(stream)).await?)
     }
 }

@@ -3,12 +3,17 @@
 use std::fmt;
 use std::io;
 
-use hyper::header::HeaderValue;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use bytes::Bytes;
+use futures_util::future::join;
+use http_body_util::Empty;
+use hyper::client::conn::http1;
+use hyper::header::{HOST, HeaderValue, PROXY_AUTHORIZATION};
+use hyper::rt::{Read, Write};
+use hyper::{Request, StatusCode};
 use url::{Position, Url};
 
 use super::credentials::basic;
-use super::{HttpError, guard};
+use super::{HttpError, chain, guard};
 
 /// The longest head of the answer to CONNECT.
 const MAX_HEAD: usize = 8 * 1024;
@@ -70,50 +75,58 @@ impl Proxy {
         self.authorization.as_ref()
     }
 
-    /// Asks for a tunnel to `target`, a `HOST:PORT`, on a new connection to the proxy.
+    /// Asks for a tunnel to `target`, a `HOST:PORT`, on a new connection to the proxy, and returns it.
     ///
     /// Not cancel safe: a connection whose future was dropped is of no more use.
-    pub(super) async fn open_tunnel(
-        &self,
-        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-        target: &str,
-    ) -> io::Result<()> {
-        let mut request = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n").into_bytes();
-        if let Some(value) = &self.authorization {
-            request.extend_from_slice(b"proxy-authorization: ");
-            request.extend_from_slice(value.as_bytes());
-            request.extend_from_slice(b"\r\n");
-        }
-        request.extend_from_slice(b"\r\n");
-        stream.write_all(&request).await?;
-        stream.flush().await?;
-        let mut answer = vec![0; MAX_HEAD];
-        let mut length = 0;
-        let end = loop {
-            let count = stream.read(&mut answer[length..]).await?;
-            if count == 0 {
-                return Err(self.failed(format_args!("closed the connection when it was asked for {target}")));
-            }
-            length += count;
-            if let Some(end) = answer[..length].windows(4).position(|part| part == b"\r\n\r\n") {
-                break end + 4;
-            }
-            if length == MAX_HEAD {
-                return Err(self.failed(format_args!("answers more than {MAX_HEAD} bytes to CONNECT")));
-            }
-        };
-        match status(&answer) {
-            // In TLS the client speaks first.
-            Some(200..=299) if end < length => {
-                Err(self.failed(format_args!("sends more than its answer when it is asked for {target}")))
-            }
-            Some(200..=299) => Ok(()),
-            Some(407) => Err(self.failed(format_args!(
+    pub(super) async fn open_tunnel<S>(&self, stream: S, target: &str) -> io::Result<S>
+    where
+        S: Read + Write + Unpin,
+    {
+        let request = self.connect(target).map_err(io::Error::other)?;
+        let mut http = http1::Builder::new();
+        let handshake = http.max_buf_size(MAX_HEAD).handshake(stream).await;
+        let (mut sender, connection) = handshake.map_err(|error| self.broken(target, &error))?;
+        // Nothing but the status is kept: the connection ends with the rest of the answer, and with the sender.
+        let answer = async move { sender.send_request(request).await.map(|answer| answer.status()) };
+        let (status, parts) = join(answer, connection.without_shutdown()).await;
+        match status {
+            Ok(status) if status.is_success() => match parts {
+                Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
+                // In TLS the client speaks first.
+                Ok(_) => {
+                    Err(self.failed(format_args!("sends more than its answer when it is asked for {target}")))
+                }
+                Err(error) => Err(self.broken(target, &error)),
+            },
+            Ok(StatusCode::PROXY_AUTHENTICATION_REQUIRED) => Err(self.failed(format_args!(
                 "refuses the credentials (407); correct the user and the password in http.proxy"
             ))),
-            Some(status) => Err(self.failed(format_args!("answers {status} when it is asked for {target}"))),
-            None => Err(self.failed(format_args!("does not answer as an HTTP proxy does"))),
+            Ok(status) => {
+                let status = status.as_u16();
+                Err(self.failed(format_args!("answers {status} when it is asked for {target}")))
+            }
+            Err(error) => Err(self.broken(target, &error)),
         }
+    }
+
+    fn connect(&self, target: &str) -> hyper::http::Result<Request<Empty<Bytes>>> {
+        let request = Request::connect(target).header(HOST, target);
+        let login = self
+            .authorization
+            .iter()
+            .fold(request, |request, value| request.header(PROXY_AUTHORIZATION, value));
+        login.body(Empty::new())
+    }
+
+    /// The error of a connection on which there was no answer.
+    fn broken(&self, target: &str, error: &hyper::Error) -> io::Error {
+        if error.is_parse() {
+            return self.failed(format_args!("does not answer as an HTTP proxy does ({})", chain(error)));
+        }
+        if error.is_incomplete_message() {
+            return self.failed(format_args!("closed the connection when it was asked for {target}"));
+        }
+        self.failed(format_args!("failed when it was asked for {target}: {}", chain(error)))
     }
 
     fn failed(&self, what: fmt::Arguments<'_>) -> io::Error {
@@ -121,18 +134,10 @@ impl Proxy {
     }
 }
 
-/// The status in the head of an answer.
-fn status(head: &[u8]) -> Option<u16> {
-    let line = head.strip_prefix(b"HTTP/1.")?;
-    let [b'0' | b'1', b' ', digits @ ..] = line else { return None };
-    let (digits, rest) = digits.split_at_checked(3)?;
-    let ends = matches!(rest.first(), Some(b' ' | b'\r'));
-    std::str::from_utf8(digits).ok().filter(|_| ends)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
-    use tokio::io::duplex;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
     use super::*;
 
@@ -160,15 +165,20 @@ mod tests {
 
     /// What comes of an answer to CONNECT, and the request.
     async fn tunnel(answer: &[u8]) -> (Result<(), String>, String) {
-        let (mut near, mut far) = duplex(64 * 1024);
-        far.write_all(answer).await.unwrap();
-        far.shutdown().await.unwrap();
+        let (near, mut far) = duplex(64 * 1024);
         let proxy = Proxy::parse("http://me:pw@proxy:3128").unwrap();
-        let opened = proxy.open_tunnel(&mut near, "api.example:443").await;
-        drop(near);
-        let mut request = String::new();
-        far.read_to_string(&mut request).await.unwrap();
-        (opened.map_err(|error| error.to_string()), request)
+        let opened = proxy.open_tunnel(TokioIo::new(near), "api.example:443");
+        let answered = async {
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                assert!(far.read_buf(&mut request).await.unwrap() > 0, "a whole request");
+            }
+            far.write_all(answer).await.unwrap();
+            far.shutdown().await.unwrap();
+            String::from_utf8(request).unwrap()
+        };
+        let (opened, request) = join(opened, answered).await;
+        (opened.map(drop).map_err(|error| error.to_string()), request)
     }
 
     #[tokio::test]
@@ -193,7 +203,7 @@ mod tests {
             (b"HTTP/1.1 2000 x\r\n\r\n", "does not answer as"),
             (b"SSH-2.0-OpenSSH\r\n\r\n", "does not answer as"),
             (b"", "closed the connection"),
-            (&long, "more than 8192 bytes"),
+            (&long, "too large"),
         ] {
             let error = tunnel(answer).await.0.unwrap_err();
             assert!(error.starts_with("the proxy proxy:3128 ") && error.contains(part), "{error}");

@@ -4,15 +4,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use crate::store::fleet::{List, MAX_PARKED, MAX_SUMMARIES};
+use crate::store::{MAX_SERVED, MAX_SERVED_BATCH, Served, ServedReply, Unserved};
 use crate::time::Micros;
 
-/// The summaries of replicas, and the parked jobs of downstreams.
+/// The summaries of replicas, and what they tell of downstreams.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     /// The end of each replica's summary, and the summary.
     summaries: BTreeMap<String, (Micros, String)>,
     /// The number of each downstream's parked jobs.
     parked: HashMap<String, i64>,
+    /// When each downstream was served last, by the prefix of the queues.
+    served: HashMap<String, BTreeMap<String, Micros>>,
 }
 
 impl Fleet {
@@ -34,6 +37,30 @@ impl Fleet {
         let mut list = List::default();
         let _ = live.into_iter().all(|(.., summary)| list.push(summary.clone()));
         list.into_inner()
+    }
+
+    /// Notes which downstreams are served, and returns those that nobody serves. `lua/served.lua` has the same rules.
+    pub(super) fn served(&mut self, call: Served<'_>, now: Micros) -> ServedReply {
+        let known = self.served.entry(call.prefix.to_owned()).or_default();
+        if let Some(name) = call.forgotten {
+            known.remove(name);
+        }
+        let is_new = |name: &&&str| known.insert((**name).to_owned(), now).is_none();
+        let new = call.names.iter().filter(is_new).count();
+        for Unserved { name, served_at } in call.recalled {
+            known.entry(name.clone()).or_insert(*served_at);
+        }
+        let unserved = |(name, at): (&String, &Micros)| Unserved { name: name.clone(), served_at: *at };
+        let mut all: Vec<Unserved> = known.iter().map(unserved).collect();
+        // Those of one instant stay in the order of their names.
+        all.sort_by_key(|unserved| unserved.served_at);
+        let excess = all.len().saturating_sub(MAX_SERVED).min(MAX_SERVED_BATCH);
+        for dropped in all.drain(..excess) {
+            known.remove(&dropped.name);
+        }
+        all.retain(|unserved| unserved.served_at <= now.minus(call.unserved_for));
+        all.truncate(MAX_SERVED_BATCH);
+        ServedReply { new, unserved: all }
     }
 
     /// Adds to the parked jobs of a downstream, and returns how many there are.

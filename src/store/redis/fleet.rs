@@ -1,10 +1,12 @@
-//! The calls by which replicas tell each other of themselves, and of parked jobs.
+//! The calls by which replicas tell each other of themselves, of the downstreams that they serve, and of parked jobs.
 
 use std::time::Duration;
 
 use super::{RedisStore, keys};
 use crate::store::fleet::{List, MAX_PARKED, check_summary};
-use crate::store::{Scope, StoreError};
+use crate::store::served::is_name;
+use crate::store::{Scope, Served, ServedReply, StoreError, Unserved};
+use crate::time::Micros;
 
 impl RedisStore {
     /// Leaves the summary of a replica, or withdraws it.
@@ -43,6 +45,21 @@ impl RedisStore {
             }
         }
         Ok(list.into_inner())
+    }
+
+    /// Notes which downstreams are served, and returns those that nobody serves.
+    pub(super) async fn note_served(&self, served: Served<'_>) -> Result<ServedReply, StoreError> {
+        served.check()?;
+        let keys = [keys::served(&self.prefix, served.prefix)];
+        let call = |_| self.scripts.served(&keys, &served, self.now());
+        let (new, names, instants): (usize, Vec<Vec<u8>>, Vec<i64>) =
+            self.servers.invoke(keys::FLEET, call).await?;
+        // Any other name was not left by paced.
+        let unserved = names.into_iter().zip(instants).filter_map(|(name, at)| {
+            let name = String::from_utf8(name).ok().filter(|name| is_name(name))?;
+            Some(Unserved { name, served_at: Micros(at) })
+        });
+        Ok(ServedReply { new, unserved: unserved.collect() })
     }
 
     /// Adds to the number of parked jobs.

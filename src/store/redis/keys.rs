@@ -13,6 +13,7 @@
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
 //! paced:{~fleet}:seen               the replicas (sorted set, by when their summaries end)
 //! paced:{~fleet}:summary:REPLICA    the summary that a replica left for the others (string)
+//! paced:{~fleet}:served:PREFIX      the downstreams, by when they were served last (sorted set); PREFIX is that of their queues
 //! ```
 //!
 //! No configured downstream can be called `~fleet`, and none has keys of these names.
@@ -39,6 +40,11 @@ pub(super) fn seen(prefix: &str) -> String {
 /// The key of the summary of a replica.
 pub(super) fn summary(prefix: &str, replica: &str) -> String {
     join(prefix, Scope { downstream: FLEET, key: "" }, &["summary:", replica])
+}
+
+/// The key of the downstreams by when they were served last.
+pub(super) fn served(prefix: &str, queues: &str) -> String {
+    join(prefix, Scope { downstream: FLEET, key: "" }, &["served:", queues])
 }
 
 /// The keys of every script: that of the record, then those of the states of `limits`.
@@ -132,6 +138,7 @@ mod tests {
         );
         assert_eq!(seen("paced"), "paced:{~fleet}:seen");
         assert_eq!(summary("paced", "host-1"), "paced:{~fleet}:summary:host-1");
+        assert_eq!(served("paced", "mine"), "paced:{~fleet}:served:mine");
         assert_eq!(state("paced", scope(""), &limit("rate")), "paced:{billing}:l:rate");
         assert_eq!(state("paced", scope("b:c"), &limit("a")), "paced:{billing}:k:a:b:c");
         assert_eq!(state("paced", scope("c"), &limit("a:b")), "paced:{billing}:k:a%3ab:c");

@@ -15,14 +15,25 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 /// After a reconnect, this many downstreams are notified at a time, this far apart: 1 000 of them within 0.7 s.
 const WAVE: (usize, Duration) = (16, Duration::from_millis(10));
 
-/// Notifies all subscribers, since changes may have been missed; in waves, so that they do not all call at one instant.
-async fn notify_all(watchers: Weak<Watchers>) {
+/// Notifies all subscribers, since they may have missed changes. It does so in waves, so that they do not all call at one
+/// instant. The call itself notifies the first wave, and the future notifies the others. Later subscribers are not notified,
+/// since they have missed nothing.
+fn notify_all(watchers: Weak<Watchers>) -> impl Future<Output = ()> {
     let downstreams = watchers.upgrade().map(|all| all.watched()).unwrap_or_default();
-    for wave in downstreams.chunks(WAVE.0) {
-        let Some(all) = watchers.upgrade() else { return };
+    let notify = move |number: usize| {
+        let (all, wave) = (watchers.upgrade()?, downstreams.chunks(WAVE.0).nth(number)?);
         wave.iter().for_each(|downstream| all.notify(downstream));
-        drop(all);
-        tokio::time::sleep(WAVE.1).await;
+        Some(())
+    };
+    let mut notified = notify(0);
+    async move {
+        for number in 1.. {
+            if notified.is_none() {
+                return;
+            }
+            tokio::time::sleep(WAVE.1).await;
+            notified = notify(number);
+        }
     }
 }
 
@@ -78,6 +89,7 @@ pub(super) async fn listen(servers: Weak<Servers>, channel: String, watchers: We
 mod tests {
     use std::sync::Arc;
 
+    use futures_util::FutureExt as _;
     use futures_util::future::join_all;
     use tokio::time::Instant;
 
@@ -100,5 +112,16 @@ mod tests {
         let waves = told.chunk_by(|one, next| one == next);
         assert!(waves.map(<[_]>::len).all(|wave| wave <= 16));
         assert_eq!((told[0], told[999]), (Duration::ZERO, 62 * WAVE.1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_subscribes_after_a_reconnect_is_not_told_of_it() {
+        let all = Arc::new(Watchers::default());
+        let mut early = all.subscribe("early");
+        let others = notify_all(Arc::downgrade(&all));
+        let mut late = all.subscribe("late");
+        assert!(early.next().now_or_never().is_some(), "told at once");
+        others.await;
+        assert!(late.next().now_or_never().is_none());
     }
 }

@@ -32,8 +32,8 @@ use tokio::task::JoinHandle;
 
 use super::changes::{Changes, Watchers};
 use super::{
-    Answer, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Sharing, Stamp, Store,
-    StoreError, TombstoneCall, TombstoneReply,
+    Answer, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Served, ServedReply,
+    Sharing, Stamp, Store, StoreError, TombstoneCall, TombstoneReply,
 };
 use crate::home::Home;
 use crate::limit::LimitSet;
@@ -290,6 +290,10 @@ impl Store for RedisStore {
 
     fn summaries(&self) -> Answer<'_, Vec<String>> {
         Box::pin(self.list_summaries())
+    }
+
+    fn served<'a>(&'a self, call: Served<'a>) -> Answer<'a, ServedReply> {
+        Box::pin(self.note_served(call))
     }
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {

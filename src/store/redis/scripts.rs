@@ -10,7 +10,8 @@ use super::packed::Packed;
 use super::request::{FastScript, KnownRecord, Now, Request, encode_change, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
 use crate::store::fleet::PARKED_KEPT;
-use crate::store::{Cancel, Change, TombstoneCall};
+use crate::store::served::SERVED_KEPT;
+use crate::store::{Cancel, Change, Served, TombstoneCall};
 use crate::time::Micros;
 
 const LIB: &str = include_str!("lua/lib.lua");
@@ -58,6 +59,7 @@ struct Plain {
     record: Script,
     tombstones: Script,
     summaries: Script,
+    served: Script,
     parked: Script,
 }
 
@@ -180,6 +182,7 @@ impl Scripts {
                 record,
                 tombstones: script(compose(0, include_str!("lua/tombstones.lua"))),
                 summaries: script(compose(0, include_str!("lua/summaries.lua"))),
+                served: script(compose(0, include_str!("lua/served.lua"))),
                 parked: script(compose(0, include_str!("lua/parked.lua"))),
             },
         }
@@ -331,6 +334,21 @@ impl Scripts {
         numbers.put([now.number()]);
         let mut call = Call::new(&self.plain.summaries, keys, &numbers, 1);
         call.command.arg(word);
+        call
+    }
+
+    /// The call that notes which downstreams are served, and returns those that nobody serves.
+    pub(super) fn served(&self, keys: &[String], served: &Served<'_>, now: Now) -> Call<'_> {
+        let Served { names, recalled, forgotten, unserved_for, .. } = *served;
+        let mut numbers = Packed::with_capacity(3 + recalled.len());
+        numbers.put([now.number(), Micros(0).plus(unserved_for).0]);
+        numbers.put_count(u64::try_from(names.len()).unwrap_or(u64::MAX));
+        recalled.iter().for_each(|unserved| numbers.put([unserved.served_at.0]));
+        let mut call = Call::new(&self.plain.served, keys, &numbers, 2 + names.len() + recalled.len());
+        call.command.arg(SERVED_KEPT.as_secs() * 1000).arg(forgotten.unwrap_or_default()).arg(names);
+        recalled.iter().for_each(|unserved| {
+            call.command.arg(&unserved.name);
+        });
         call
     }
 

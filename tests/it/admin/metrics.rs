@@ -4,13 +4,13 @@ use super::*;
 use crate::support::publish::publish;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 29] = [
+const METRICS: [(&str, &str); 30] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
-    ("paced_amqp_separations_total", "counter"),
     ("paced_binding_seconds_total", "counter"),
     ("paced_build_info", "gauge"),
     ("paced_dead_letters", "gauge"),
+    ("paced_deliveries_cut_total", "counter"),
     ("paced_dispatch_duration_seconds", "histogram"),
     ("paced_job_queue_wait_seconds", "histogram"),
     ("paced_job_retries_total", "counter"),
@@ -22,6 +22,7 @@ const METRICS: [(&str, &str); 29] = [
     ("paced_jobs_released_total", "counter"),
     ("paced_jobs_settled_total", "counter"),
     ("paced_log_dropped_total", "counter"),
+    ("paced_orphans", "gauge"),
     ("paced_paused", "gauge"),
     ("paced_poison_total", "counter"),
     ("paced_rate_limit_jobs_per_second", "gauge"),
@@ -70,7 +71,7 @@ pub const LABELS: [(&str, &str, &[&str]); 20] = [
         ],
     ),
     ("paced_slots_reserved_total", "", &[]),
-    ("paced_amqp_separations_total", "reason", &["long", "overrun", "losses"]),
+    ("paced_deliveries_cut_total", "", &[]),
     (
         "paced_slots_abandoned_total",
         "reason",
@@ -223,6 +224,7 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
     assert_eq!(scrape.samples["paced_amqp_connected"], 1.0);
     assert_eq!(scrape.samples["paced_amqp_reconnects_total"], 0.0);
     assert_eq!(scrape.samples["paced_unroutable_total"], 0.0);
+    assert_eq!(scrape.samples["paced_orphans"], 0.0);
     let build = format!("paced_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     assert_eq!(scrape.samples[&build], 1.0);
     let labels = scrape

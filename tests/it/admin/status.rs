@@ -62,6 +62,8 @@ async fn each_replica_tells_of_all_with_right_sums() {
     let output = other.tool(TOKEN, &["-o", "json", "status", "billing"]).await;
     let told: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!(sum(&told, "released"), JOBS as u64);
+    let (status, told) = other.send(Method::GET, "/status", &[], "").await;
+    assert_eq!((status, sum(&told, "released")), (200, JOBS as u64), "{told}");
     assert_eq!(other.tool(TOKEN, &["status", "biling"]).await.code, 2);
     // One that stops takes its summary back.
     assert_eq!(other.paced.stop().await, 0);

@@ -41,7 +41,6 @@ async fn warned_of(
         prefetch: 10,
         max_length: None,
         prefetch_bytes: 64 << 20,
-        hold_max: Duration::from_secs(60),
     }];
     let findings = within("the check", check_online(&options)).await;
     assert_eq!(findings.errors, [], "{queue}");
@@ -67,7 +66,6 @@ async fn a_foreign_queue_that_drops_what_comes_back_often_is_warned_of() {
     for (durable, arguments, dropped_after) in [
         (false, &[][..], None),
         (true, std::slice::from_ref(&bound), None),
-        (true, &[("x-queue-type", text("stream"))], None),
         (true, &[quorum.clone(), exchange.clone()], None),
         (true, &[quorum.clone(), exchange, limit.clone()], None),
         (true, std::slice::from_ref(&quorum), Some("20")),

@@ -122,8 +122,7 @@ async fn publish_all(amqp: &Amqp, options: &Options, schedule: &BTreeMap<String,
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hours_and_days_go_round_and_end_not_early() {
     let rabbit = shared().await;
-    let mut options = Options { rung_unit: UNIT, ..options(rabbit, "delays") };
-    options.downstreams[0].hold_max = HOLD_MAX;
+    let options = Options { rung_unit: UNIT, ..options(rabbit, "delays") };
     let (amqp, source) = consuming(options.clone()).await;
     let (sink, visits, stop) = (Arc::new(NotingSink::default()), Visits::default(), CancellationToken::new());
     let source = NotingSource(source, Arc::clone(&visits));

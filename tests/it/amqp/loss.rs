@@ -34,7 +34,6 @@ async fn a_missing_downstream_holds_up_no_other() {
         prefetch: 10,
         max_length: None,
         prefetch_bytes: 64 << 20,
-        hold_max: Duration::from_secs(60),
     });
     let amqp = Amqp::start(options.clone());
     let mut source = amqp.source("billing").unwrap();

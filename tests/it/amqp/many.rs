@@ -23,7 +23,6 @@ fn many(url: &str, prefix: &str) -> Options {
         prefetch: 10,
         max_length: None,
         prefetch_bytes: 64 << 20,
-        hold_max: Duration::from_secs(60),
     };
     Options {
         address: url.parse().unwrap(),

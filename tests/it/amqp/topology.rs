@@ -13,7 +13,6 @@ async fn a_check_changes_nothing() {
         prefetch: 10,
         max_length: None,
         prefetch_bytes: 64 << 20,
-        hold_max: Duration::from_secs(60),
     });
     // Queues that `run` would declare may be missing, an existing queue may not.
     let findings = within("the check", check_online(&options)).await;

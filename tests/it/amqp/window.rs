@@ -2,7 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use lapin::types::{AMQPValue, FieldTable};
+
 use super::*;
+use crate::support::daemon::Paced;
+use crate::support::publish::Job;
+use crate::support::site::Site;
+use crate::support::unique;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_window_counts_at_once_and_neither_loses_nor_doubles_a_message() {
@@ -47,9 +53,15 @@ async fn another_window_counts_at_once_and_neither_loses_nor_doubles_a_message()
     ready(0).await;
 }
 
+/// A body of this length, of which there is one for each number.
+fn sized(number: usize, bytes: usize) -> String {
+    let number = number.to_string();
+    "-".repeat(bytes - number.len()) + &number
+}
+
 /// Publishes jobs of this size; returns when all are confirmed.
 async fn publish_sized(amqp: &Amqp, options: &Options, count: usize, bytes: usize) {
-    let bodies = (0..count).map(|number| format!("{number:0bytes$}"));
+    let bodies = (0..count).map(|number| sized(number, bytes));
     publish_all(amqp, options, bodies).await;
 }
 
@@ -130,28 +142,200 @@ async fn however_often_the_window_changes_there_is_never_a_second_one() {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pause_is_answered_although_nothing_is_read() {
-    const SHORTER: usize = 30_000;
-    let rabbit = shared().await;
-    let mut options = options(rabbit, "unread");
-    options.downstreams[0].prefetch_bytes = 20 * SHORTER as u64;
-    let (amqp, mut source) = consuming(options.clone()).await;
-    // These are long enough for a connection of its own, where the window becomes 20.
-    publish_sized(&amqp, &options, 60, SHORTER).await;
-    for _ in 0..60 {
-        ack(next(&mut source).await);
+/// The bytes that a downstream holds in the tests below, and jobs of which four fill them.
+const HELD: usize = 1 << 20;
+const LONG_JOB: usize = 300_000;
+
+/// Grows the window to its most by jobs that are so short that no trouble is expected.
+async fn grow(amqp: &Amqp, options: &Options, source: &mut AmqpSource) {
+    publish_sized(amqp, options, 150, 8).await;
+    for _ in 0..150 {
+        ack(next(source).await);
     }
-    // Ten of these fill the bytes: the others that were requested are not read.
-    publish_sized(&amqp, &options, 20, 2 * SHORTER).await;
-    let held = take(&mut source, 10).await;
+}
+
+/// Acks what is held and all that comes, until so many jobs were seen, each once.
+async fn ack_all(source: &mut AmqpSource, held: Vec<Delivery>, count: usize) {
+    let mut seen = bodies(&held);
+    held.into_iter().for_each(ack);
+    while seen.len() < count {
+        let delivery = next(source).await;
+        seen.extend(bodies(std::slice::from_ref(&delivery)));
+        ack(delivery);
+    }
+    assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), count, "each once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_without_room_are_given_back_and_come_when_there_is_some() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "noroom");
+    options.downstreams[0].prefetch_bytes = HELD as u64;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    let ready = async |count: u32| {
+        let so = async || depth(&channel, "noroom.jobs.billing").await == count;
+        until(&format!("{count} messages in the queue"), so).await;
+    };
+    grow(&amqp, &options, &mut source).await;
+    publish_sized(&amqp, &options, 20, LONG_JOB).await;
+    // All were requested. Four fill the bytes, and the others are there for any replica.
+    let held = take(&mut source, 4).await;
+    ready(16).await;
+    assert!(source.is_full() && source.most_at_once(4) == 4, "bytes bound it, not places");
+    // While nothing has room nothing is consumed, a pause is answered, and whoever resumes gets no more.
     within("the pause", source.pause()).await;
-    // Messages in transit were handed on, or have been given back.
-    drop(held);
     source.resume();
-    for _ in 0..20 {
-        ack(next(&mut source).await);
+    ack_all(&mut source, held, 20).await;
+    ready(0).await;
+    // Short jobs have the whole window again.
+    grow(&amqp, &options, &mut source).await;
+    publish_sized(&amqp, &options, 100, 8).await;
+    let held = take(&mut source, 100).await;
+    ack_all(&mut source, held, 100).await;
+    drop(source);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+/// After a long job the window is of a few, and many short ones are held that cannot go: others come all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_jobs_come_behind_a_long_one_while_many_are_held() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "behind");
+    options.downstreams[0].prefetch = 1000;
+    options.downstreams[0].prefetch_bytes = HELD as u64;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    grow(&amqp, &options, &mut source).await;
+    publish_sized(&amqp, &options, 100, 8).await;
+    let mut held = take(&mut source, 100).await;
+    publish_sized(&amqp, &options, 1, HELD / 2).await;
+    held.extend(take(&mut source, 1).await);
+    publish_sized(&amqp, &options, 20, 8).await;
+    held.extend(take(&mut source, 20).await);
+    held.into_iter().for_each(ack);
+    drop(source);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+/// The job that came last is kept each time, as one that waits, and all others are settled: most of their room is used at
+/// once, and not when the window is filled up after a while, which this many times would take too long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn room_behind_a_job_that_waits_is_used_at_once() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "atonce");
+    options.downstreams[0].prefetch_bytes = HELD as u64;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    grow(&amqp, &options, &mut source).await;
+    publish_sized(&amqp, &options, 80, LONG_JOB).await;
+    let mut held = take(&mut source, 4).await;
+    within("all rounds", async {
+        for _ in 0..15 {
+            // One that is settled brings one, by a consumer that may bring no more.
+            ack(held.remove(0));
+            let newest = next(&mut source).await;
+            held.drain(..).for_each(ack);
+            held.push(newest);
+            held.extend(take(&mut source, 2).await);
+        }
+    })
+    .await;
+    held.into_iter().for_each(ack);
+    drop(source);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+/// A message that is longer than all that its downstream may hold has its turn too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_job_always_has_room() {
+    let rabbit = shared().await;
+    let mut options = options(rabbit, "oneroom");
+    options.downstreams[0].prefetch_bytes = HELD as u64;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    grow(&amqp, &options, &mut source).await;
+    publish_sized(&amqp, &options, 5, 2 * HELD).await;
+    for _ in 0..5 {
+        let delivery = next(&mut source).await;
+        assert!(source.is_full());
+        ack(delivery);
     }
     drop(source);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
+
+/// A queue of others may dead-letter what comes back to it some times: paced gives back a job there once, or not at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_without_room_are_not_given_back_into_a_limit() {
+    for limit in [2, 5] {
+        jobs_come_within(limit).await;
+    }
+}
+
+async fn jobs_come_within(limit: i32) {
+    let (queue, lost) = (format!("limited.{limit}.theirs"), format!("limited.{limit}.lost"));
+    let rabbit = shared().await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), text("quorum"));
+    let durable = QueueDeclareOptions::durable();
+    channel.queue_declare(lost.as_str().into(), durable, arguments.clone()).await.unwrap();
+    arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(limit));
+    arguments.insert("x-dead-letter-exchange".into(), text(""));
+    arguments.insert("x-dead-letter-routing-key".into(), text(&lost));
+    channel.queue_declare(queue.as_str().into(), durable, arguments).await.unwrap();
+    let mut options = options(rabbit, &format!("limited{limit}"));
+    options.downstreams[0].prefetch_bytes = HELD as u64;
+    options.downstreams[0].queue = Some(queue.clone());
+    let publish = async |amqp: &Amqp, count: usize, bytes: usize| {
+        for number in 0..count {
+            let body = Bytes::from(sized(number, bytes));
+            let sent = amqp.publisher().publish("", &queue, BasicProperties::default(), &body).await;
+            sent.unwrap();
+        }
+    };
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, 150, 8).await;
+    for _ in 0..150 {
+        ack(next(&mut source).await);
+    }
+    for _ in 0..3 {
+        publish(&amqp, 20, LONG_JOB).await;
+        let held = take(&mut source, 4).await;
+        ack_all(&mut source, held, 20).await;
+    }
+    // A replica that ends gives back what it holds, and another one gets it.
+    publish(&amqp, 20, LONG_JOB).await;
+    let held = take(&mut source, 4).await;
+    drop((held, source));
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+    let (amqp, mut source) = consuming(options).await;
+    ack_all(&mut source, Vec::new(), 20).await;
+    drop(source);
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+    assert_eq!(depth(&channel, &lost).await, 0, "the broker took none for bad");
+}
+
+/// Long messages between short ones are delivered over the connections that paced has from the start.
+#[tokio::test]
+async fn a_user_who_may_open_no_more_connections_gets_all_jobs() {
+    let (rabbit, site) = (shared().await, Site::shared("few", "rate = '200/s'").await);
+    site.declare().await;
+    let user = unique("few");
+    rabbit.add_user(&user, "pw", [".*"; 3]).await;
+    let replica = Paced::spawn(&site.config().replace(&site.amqp, &url(rabbit, &format!("{user}:pw")))).await;
+    let connections = async || -> usize {
+        let all = "[{user, User}] <- rabbit_networking:connection_info_all([user])";
+        let count = format!("length([1 || {all}, User =:= <<\"{user}\">>])");
+        rabbit.eval(&count).await.parse().unwrap()
+    };
+    // One that consumes, and one that publishes.
+    until("all connections", async || connections().await == 2).await;
+    let limit = r#"<<"{\"max-connections\":2}">>"#;
+    let set = "rabbit_auth_backend_internal:set_user_limits";
+    rabbit.eval(&format!("{set}(<<\"{user}\">>, {limit}, <<\"test\">>)")).await;
+    let (short, long) = (Job::many("short", 97), Job::many("long", 4));
+    let long = long.into_iter().map(|job| job.body(vec![b'x'; 1 << 20]));
+    site.publish(long.chain(short).collect()).await;
+    site.api.wait_for(101, LONG).await;
+    assert_eq!((replica.stop().await, site.api.count()), (0, 101), "each once");
 }

@@ -107,7 +107,8 @@ async fn a_failure_is_reported_once_and_not_without_bound() {
     assert_eq!(reports(&output.stderr, ": not JSON"), 100);
     assert_eq!(reports(&output.stderr, "only counted; -v shows each"), 2);
     assert_eq!(output.stderr.lines().count(), 203, "nothing is said twice: {}", output.stderr);
-    assert!(output.stderr.ends_with("delivered 0, dead 300, rejected 0, bad lines 300, left 0\n"));
+    let summary = "delivered 0, dead 300, rejected 0, bad lines 300, left 0\n";
+    assert!(output.stderr.ends_with(summary), "{}", output.stderr);
     let all = run(&["-v"]).await;
     assert_eq!((reports(&all.stderr, ": status: "), reports(&all.stderr, ": not JSON")), (300, 300));
     assert_eq!(run(&["-q"]).await.stderr, "");

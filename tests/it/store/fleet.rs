@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use paced::store::{LONGEST_SUMMARY, MAX_SUMMARIES, MAX_SUMMARY_BYTES, MemoryStore, RedisStore, Store};
+use paced::store::{
+    LONGEST_SUMMARY, MAX_SERVED, MAX_SERVED_BATCH, MAX_SUMMARIES, MAX_SUMMARY_BYTES, MemoryStore, RedisStore,
+    Served, ServedReply, Store, Unserved,
+};
 use paced::time::{ManualClock, Micros};
 use paced::{RedisOptions, StoreError};
 
@@ -204,4 +207,98 @@ async fn the_count_of_parked_jobs_is_kept_for_long_after_it_changed() {
         assert_eq!(store.note_parked("billing", 0).await.unwrap(), 0, "{odd}");
         assert_eq!(store.note_parked("billing", 2).await.unwrap(), 2, "{odd}");
     }
+}
+
+/// How many of the names were new, and which downstreams nobody serves, each with the seconds after [`START`].
+async fn served(store: &Arc<dyn Store>, call: Served<'_>) -> (usize, Vec<(String, i64)>) {
+    let ServedReply { new, unserved } = store.served(call).await.unwrap();
+    let seconds = |at: Micros| (at.0 - START.0) / 1_000_000;
+    (new, unserved.into_iter().map(|unserved| (unserved.name, seconds(unserved.served_at))).collect())
+}
+
+fn unserved(name: &str, served_at: Micros) -> Unserved {
+    Unserved { name: name.to_owned(), served_at }
+}
+
+#[tokio::test]
+async fn replicas_see_what_nobody_serves() {
+    let (stores, clock) = stores(&unique("served")).await;
+    for [one, two] in stores {
+        let at = |second: u64| clock.set(START.plus(Duration::from_secs(second)));
+        let call = Served { prefix: "p", unserved_for: MINUTE, ..Served::default() };
+        let named = |all: &[(&str, i64)]| -> Vec<(String, i64)> {
+            all.iter().map(|(name, second)| ((*name).to_owned(), *second)).collect()
+        };
+        at(0);
+        assert_eq!(served(&one, Served { names: &["x2", "a", "x10", "a"], ..call }).await, (3, vec![]));
+        assert_eq!(served(&two, Served { names: &["a", "b"], ..call }).await, (1, vec![]));
+        at(30);
+        assert_eq!(served(&two, Served { names: &["b"], ..call }).await, (0, vec![]));
+        clock.set(Micros(START.plus(MINUTE).0 - 1));
+        assert_eq!(served(&one, call).await, (0, vec![]));
+        at(60);
+        assert_eq!(served(&one, call).await, (0, named(&[("a", 0), ("x10", 0), ("x2", 0)])));
+        let other = Served { prefix: "q", names: &["a"], ..call };
+        assert_eq!(served(&one, other).await, (1, vec![]), "with another prefix they are others");
+        // One that is known stays as it is, and one that is not is as old as it is said to be.
+        let recalled = [unserved("a", START.plus(MINUTE)), unserved("c", START.minus(MINUTE))];
+        let all = named(&[("c", -60), ("a", 0), ("x10", 0), ("x2", 0)]);
+        assert_eq!(served(&two, Served { recalled: &recalled, ..call }).await, (0, all));
+        let all = named(&[("c", -60), ("x10", 0), ("x2", 0)]);
+        assert_eq!(served(&two, Served { names: &["a"], ..call }).await, (0, all), "it is served again");
+        for name in ["c", "x2", "never"] {
+            served(&one, Served { forgotten: Some(name), ..call }).await;
+        }
+        at(90);
+        assert_eq!(served(&two, call).await, (0, named(&[("x10", 0), ("b", 30)])));
+        assert_eq!(served(&two, Served { names: &["c", "b"], ..call }).await, (1, named(&[("x10", 0)])));
+        for call in [Served { names: &[""], ..call }, Served { prefix: "", ..call }] {
+            assert!(matches!(one.served(call).await, Err(StoreError::Invalid(_))));
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_too_many_downstreams_those_that_were_served_last_are_remembered() {
+    let (stores, clock) = stores(&unique("toomany")).await;
+    for [one, two] in stores {
+        let call = Served { prefix: "p", ..Served::default() };
+        let last = MAX_SERVED / MAX_SERVED_BATCH;
+        for batch in 0..=last {
+            clock.set(START.plus(Duration::from_secs(batch as u64)));
+            let names: Vec<String> =
+                (0..MAX_SERVED_BATCH).map(|number| format!("{batch}-{number:03}")).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let half = if batch == last { MAX_SERVED_BATCH / 2 } else { MAX_SERVED_BATCH };
+            assert_eq!(served(&one, Served { names: &names[..half], ..call }).await.0, half);
+        }
+        let (_, listed) = served(&two, call).await;
+        let expected =
+            (500..1500).map(|number| (format!("{}-{:03}", number / 1000, number % 1000), number / 1000));
+        assert_eq!(listed, expected.collect::<Vec<_>>(), "as many as one answer has");
+    }
+}
+
+#[tokio::test]
+async fn the_names_in_redis_end_long_after_the_last_replica() {
+    let (redis, prefix) = (redis().await, unique("names"));
+    let store = connect(redis, &prefix).await;
+    let call = Served { prefix: "p", ..Served::default() };
+    let key = format!("{prefix}:{{~fleet}}:served:p");
+    store.served(call).await.unwrap();
+    assert_eq!(ttl(redis, &key).await, -2, "nothing is kept of nothing");
+    store.served(Served { names: &["a"], ..call }).await.unwrap();
+    let longest = 400 * 86_400_000;
+    assert!((longest - 600_000..=longest).contains(&ttl(redis, &key).await));
+    // What a stranger adds is not told.
+    let long = "n".repeat(65);
+    for (score, name) in [("-inf", "minus"), ("5", long.as_str()), ("inf", "plus")] {
+        redis.command(&["ZADD", &key, score, name]).await.unwrap();
+    }
+    redis.command(&["EVAL", "return redis.call('ZADD', KEYS[1], 5, '\\255')", "1", &key]).await.unwrap();
+    let names: Vec<String> =
+        store.served(call).await.unwrap().unserved.into_iter().map(|unserved| unserved.name).collect();
+    assert_eq!(names, ["minus", "a"]);
+    store.served(Served { forgotten: Some("a"), ..call }).await.unwrap();
+    assert_eq!(redis.command(&["ZSCORE", &key, "a"]).await.unwrap().trim(), "$-1");
 }

@@ -68,7 +68,6 @@ pub(super) fn options(host: &str, port: u16, tls: Tls) -> Options {
             prefetch: 100,
             max_length: None,
             prefetch_bytes: 64 << 20,
-            hold_max: std::time::Duration::from_secs(60),
         }],
     }
 }

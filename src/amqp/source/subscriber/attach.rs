@@ -4,11 +4,15 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use lapin::{Channel, Connection, Consumer};
+use tokio::time::Instant;
 
-use super::{Attempt, Queue, Subscriber};
+use super::stand_in::StandIn;
+use super::{Attempt, Feed, Feeds, Queue, Subscriber};
 use crate::amqp::acker::Acker;
-use crate::amqp::connection::{ANSWER, CloseUnlessUsed, channel, close, closed};
+use crate::amqp::admission::GiveBack;
+use crate::amqp::connection::{ANSWER, CloseUnlessUsed, channel as new_channel, close, closed};
 use crate::amqp::error::Error;
+use crate::amqp::foreign::{Kind, Traits, traits};
 use crate::amqp::links::Link;
 use crate::amqp::supervisor::up;
 use crate::amqp::ticket::{Settlement, Subscription};
@@ -16,6 +20,14 @@ use crate::amqp::topology::ensure_home;
 use crate::amqp::window::Consuming;
 use crate::episode::Episode;
 use crate::lock::lock;
+
+/// What to heed with a queue.
+struct Precautions {
+    gives_back: GiveBack,
+    may_be_stream: bool,
+    /// Whether the queue may be deleted when it loses its last consumer.
+    may_be_deleted: bool,
+}
 
 impl Subscriber {
     /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
@@ -25,22 +37,11 @@ impl Subscriber {
         without: &mut Option<Error>,
     ) -> Result<Attempt, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
-        let Link { current, gate, meter } = &self.route.link;
+        let Link { current, gate, .. } = &self.link;
         let mut current = current.clone();
-        // Until it consumes, the bytes that are held do not matter.
-        meter.disarm();
         let (connection, place) = loop {
-            let connection = tokio::select! {
-                biased;
-                () = self.route.guilty() => return Ok(Attempt::Guilty),
-                connection = up(&mut current) => connection,
-            };
-            let Some(connection) = connection else { return Ok(Attempt::Over) };
-            let place = tokio::select! {
-                biased;
-                () = self.route.guilty() => return Ok(Attempt::Guilty),
-                place = gate.enter() => place,
-            };
+            let Some(connection) = up(&mut current).await else { return Ok(Attempt::Over) };
+            let place = gate.enter().await;
             // If the connection was lost during the wait for a place, that is no trouble of this downstream.
             if connection.status().connected() {
                 break (connection, place);
@@ -50,17 +51,15 @@ impl Subscriber {
         if self.queue == Queue::Home {
             *without = self.ensure_parking(&connection).await?;
         }
-        let channel = channel(&connection).await?;
-        meter.assign(channel.id(), &downstream.name);
+        let channel = new_channel(&connection).await?;
         let unused = CloseUnlessUsed::new(channel.clone());
-        match self.consume(&channel).await {
-            Ok((queue, consumer, consuming)) => {
+        match self.consume(&connection, &channel).await {
+            Ok((feeds, consumer, consuming)) => {
                 unused.used();
-                let subscription = Arc::new(Subscription::new(Acker::new(channel, queue)));
-                let mut slot = lock(&self.reports.slot);
-                slot.retain(|subscription| subscription.is_live());
-                slot.push(Arc::clone(&subscription));
-                Ok(Attempt::Consuming(subscription, consumer, consuming))
+                let all = [Some(&feeds.main), feeds.stand_in.as_ref().map(|stand_in| &stand_in.feed)];
+                let all = all.into_iter().flatten().map(|feed| Arc::clone(&feed.subscription));
+                *lock(&self.reports.slot) = all.collect();
+                Ok(Attempt::Consuming(Box::new(feeds), consumer, consuming))
             }
             Err(error) => {
                 // A slow broker is busy with this channel until it has closed it: another one each time would overload
@@ -85,9 +84,9 @@ impl Subscriber {
     async fn ensure_parking(&self, connection: &Connection) -> Result<Option<Error>, Error> {
         let Settlement { options, downstream, parking, .. } = &*self.settlement;
         let ensured = async {
-            let existing = &self.route.link.gate.existing;
+            let existing = &self.link.gate.existing;
             loop {
-                let channel = channel(connection).await?;
+                let channel = new_channel(connection).await?;
                 let ensured = ensure_home(&channel, existing, options, downstream).await;
                 close(&channel).await;
                 match ensured {
@@ -96,7 +95,7 @@ impl Subscriber {
                 }
             }
             if !options.declare {
-                parking.rungs.ensure_all(connection, options, downstream).await?;
+                parking.rungs.ensure_all(connection, options).await?;
             }
             Ok::<(), Error>(())
         };
@@ -107,18 +106,76 @@ impl Subscriber {
     }
 
     /// Ensures the downstream's queues and consumes, all on one channel.
-    async fn consume(&self, channel: &Channel) -> Result<(String, Consumer, Consuming), Error> {
+    async fn consume(
+        &self,
+        connection: &Connection,
+        channel: &Channel,
+    ) -> Result<(Feeds, Consumer, Consuming), Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         match self.queue {
-            Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
+            Queue::Jobs => self.link.gate.own(channel, options, downstream).await?,
             // It was ensured on another channel, since it may be consumed even where that is refused.
             Queue::Home => {}
         }
-        let target = self.sizes.target(self.bounds());
-        // Messages of an earlier connection count too.
-        let elsewhere = u16::try_from(self.elsewhere(None)).unwrap_or(u16::MAX);
-        let prefetch = target.saturating_sub(elsewhere).max(1);
-        let consumer = self.subscribe(channel, prefetch).await?;
-        Ok((self.queue_name(), consumer, Consuming { prefetch, target }))
+        let Precautions { gives_back, may_be_stream, may_be_deleted } = self.precautions(connection).await?;
+        let main = self.feed(channel.clone(), gives_back, may_be_stream);
+        let stand_in = if may_be_deleted {
+            let channel = new_channel(connection).await?;
+            Some(StandIn::new(self.feed(channel, GiveBack::None, may_be_stream)))
+        } else {
+            None
+        };
+        let target = self.sizes.target(self.bounds(&main.admission), 0).max(1);
+        let consumer = self.subscribe(channel, target).await?;
+        Ok((Feeds { main, stand_in }, consumer, Consuming { prefetch: target, target }))
+    }
+
+    /// Prepares a channel for consuming.
+    fn feed(&self, channel: Channel, gives_back: GiveBack, may_be_stream: bool) -> Feed {
+        let admission = self.link.admissions.open(channel.id(), &self.settlement.account, gives_back);
+        let subscription = Arc::new(Subscription::new(Acker::new(channel, self.queue_name())));
+        Feed { subscription, admission, may_be_stream }
+    }
+
+    /// Determines what to heed with the queue: others may have declared it.
+    ///
+    /// # Errors
+    /// The queue is a stream.
+    async fn precautions(&self, connection: &Connection) -> Result<Precautions, Error> {
+        let Settlement { options, downstream, .. } = &*self.settlement;
+        let (queue, gate) = (self.queue_name(), &self.link.gate);
+        // A queue of a name of paced's is one that it would declare alike, but perhaps for its limits.
+        let is_foreign = self.queue == Queue::Jobs && downstream.queue.is_some() || gate.existing.has(&queue);
+        if !is_foreign && options.declare && !gate.is_unchecked(&downstream.name) {
+            return Ok(Precautions {
+                gives_back: GiveBack::All,
+                may_be_stream: false,
+                may_be_deleted: false,
+            });
+        }
+        let traits = self.traits(connection, &queue).await;
+        let may_be_other = traits.kind == Kind::Unknown && is_foreign;
+        let looked_so = self.known.is_stream_until.is_some_and(|until| Instant::now() < until);
+        if traits.kind == Kind::Stream || may_be_other && looked_so {
+            return Err(Error::Stream { queue });
+        }
+        Ok(Precautions {
+            gives_back: traits.gives_back(),
+            may_be_stream: may_be_other,
+            may_be_deleted: traits.is_auto_delete || may_be_other,
+        })
+    }
+
+    /// The traits of the queue. The broker is asked again only while they are unknown.
+    async fn traits(&self, connection: &Connection, queue: &str) -> Traits {
+        let known = lock(&self.known.traits).clone();
+        if let Some(known) = known {
+            return known;
+        }
+        let found = traits(connection, queue).await;
+        if found.kind != Kind::Unknown {
+            *lock(&self.known.traits) = Some(found.clone());
+        }
+        found
     }
 }

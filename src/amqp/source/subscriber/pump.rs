@@ -3,46 +3,47 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use lapin::Consumer;
 use lapin::options::BasicCancelOptions;
+use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use tracing::warn;
 
 use super::read_timeout::ReadTimeout;
-use super::{End, Subscriber};
-use crate::amqp::connection::{ANSWER, close};
+use super::stand_in::StandIn;
+use super::{End, Feed, Feeds, Queue, Subscriber};
+use crate::amqp::admission::GiveBack;
+use crate::amqp::connection::ANSWER;
 use crate::amqp::error::{Error, text};
-use crate::amqp::links::SeparationReason;
-use crate::amqp::ticket::Subscription;
 use crate::amqp::window::{Consuming, Step, Unsettled, step};
 
 /// How long there is no consumer, so that more messages are settled, before a window is used that is less than half of
 /// the possible one.
 const PAUSE_BEFORE_CUT: Duration = Duration::from_secs(1);
 
-/// How long the messages of a downstream that changes connections may still come over the shared one, and slow down the
-/// others, before that connection is given up.
-const SEPARATION_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// How often a window is filled up of which less than half is missing.
 const FILL_UP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The consumer of one channel; none while there is no room for more messages.
 pub(super) struct Pump<'a> {
-    pub(super) subscriber: &'a mut Subscriber,
-    pub(super) subscription: Arc<Subscription>,
+    subscriber: &'a mut Subscriber,
+    feed: Feed,
+    stand_in: Option<StandIn>,
     consumer: Option<Consumer>,
     consuming: Consuming,
+    /// Whether the consumer brought messages for which there is no room.
+    overrun: bool,
+    /// Changes when messages were settled.
+    freed: watch::Receiver<()>,
     /// Before this instant nothing is consumed, unless half of the window is free.
     consume_at: Instant,
     fill_up: Interval,
 }
 
 /// The next event.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time, and a box would be one per message")]
 enum Event {
     Closing,
     /// The window may have changed.
@@ -50,19 +51,23 @@ enum Event {
     /// Nothing was changed for a long time.
     Waited,
     Item(Option<Result<lapin::message::Delivery, lapin::Error>>),
+    /// As `Item`, of the consumer that stands in.
+    StoodIn(Option<Result<lapin::message::Delivery, lapin::Error>>),
 }
 
 impl<'a> Pump<'a> {
     pub(super) fn new(
         subscriber: &'a mut Subscriber,
-        subscription: Arc<Subscription>,
+        feeds: Feeds,
         consumer: Consumer,
         consuming: Consuming,
     ) -> Self {
         let now = Instant::now();
         let mut fill_up = interval_at(now + FILL_UP_INTERVAL, FILL_UP_INTERVAL);
         fill_up.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { subscriber, subscription, consumer: Some(consumer), consuming, consume_at: now, fill_up }
+        let freed = subscriber.settlement.account.freed();
+        let (Feeds { main: feed, stand_in }, consumer, overrun) = (feeds, Some(consumer), false);
+        Self { subscriber, feed, stand_in, consumer, consuming, overrun, freed, consume_at: now, fill_up }
     }
 
     /// Runs until the consumer ends or is closed.
@@ -70,18 +75,29 @@ impl<'a> Pump<'a> {
         loop {
             let event = self.event().await;
             let waited = matches!(event, Event::Waited);
-            match event {
+            let handed_on = match event {
                 Event::Closing => return self.close().await,
-                Event::WindowChanged | Event::Waited => {}
-                Event::Item(Some(Ok(delivery))) => self.subscriber.hand_on(&self.subscription, delivery),
-                Event::Item(Some(Err(error))) => return End::Lost(text(&error)),
-                Event::Item(None) => return End::Lost("the broker ended the consumer".to_owned()),
-            }
-            let is_closing = self.subscriber.closing.is_cancelled();
-            if let Some(why) = self.subscriber.unfit().filter(|_| !is_closing) {
-                return self.leave(why).await;
-            }
-            match self.adjust(waited).await {
+                Event::WindowChanged | Event::Waited => Ok(true),
+                Event::Item(Some(Ok(delivery))) => self.subscriber.hand_on(&self.feed, delivery),
+                Event::StoodIn(Some(Ok(delivery))) => match &self.stand_in {
+                    Some(stand_in) => self.subscriber.hand_on(&stand_in.feed, delivery),
+                    None => Ok(true),
+                },
+                Event::Item(Some(Err(error))) | Event::StoodIn(Some(Err(error))) => {
+                    return End::Lost(text(&error));
+                }
+                Event::Item(None) | Event::StoodIn(None) => {
+                    return End::Lost("the broker ended the consumer".to_owned());
+                }
+            };
+            let adjusted = match handed_on {
+                Ok(has_room) => {
+                    self.overrun |= !has_room;
+                    self.adjust(waited).await
+                }
+                Err(error) => Err(error),
+            };
+            match adjusted {
                 Ok(()) => {}
                 // A slow broker may still accept the acks of the drain.
                 Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => return End::Closed,
@@ -91,19 +107,36 @@ impl<'a> Pump<'a> {
     }
 
     async fn event(&mut self) -> Event {
+        let is_used_up = self.is_used_up();
         let Subscriber { window, closing, .. } = &mut *self.subscriber;
+        let is_paused = *window.borrow() == 0;
+        let is_lost = self.stand_in.as_ref().is_some_and(StandIn::is_lost);
+        let stood_in = async {
+            match &mut self.stand_in {
+                // What comes during a pause waits for its end.
+                Some(stand_in) if !is_paused => stand_in.next().await,
+                _ => std::future::pending().await,
+            }
+        };
         match &mut self.consumer {
             Some(consumer) => tokio::select! {
                 () = closing.cancelled() => Event::Closing,
                 Ok(()) = window.changed() => Event::WindowChanged,
                 item = consumer.next() => Event::Item(item),
+                // No more comes from this consumer before one of its own is settled. The sender is the account's.
+                _ = self.freed.changed(), if is_used_up => Event::WindowChanged,
                 _ = self.fill_up.tick() => Event::Waited,
             },
-            None if !self.subscription.is_live() => Event::Item(None),
+            None if !self.feed.subscription.is_live() => Event::Item(None),
+            None if is_lost => Event::StoodIn(None),
+            // A pause that has begun lets nothing more through.
             None => tokio::select! {
+                biased;
                 () = closing.cancelled() => Event::Closing,
                 Ok(()) = window.changed() => Event::WindowChanged,
-                () = self.subscription.acker.settled() => Event::WindowChanged,
+                item = stood_in => Event::StoodIn(item),
+                // The sender is the account's, and outlives this.
+                _ = self.freed.changed() => Event::WindowChanged,
                 () = tokio::time::sleep(PAUSE_BEFORE_CUT) => Event::WindowChanged,
             },
         }
@@ -111,13 +144,24 @@ impl<'a> Pump<'a> {
 
     /// Cancels the consumer, or replaces it, where the window requires it.
     async fn adjust(&mut self, waited: bool) -> Result<(), Error> {
+        let gives_back = self.feed.admission.gives_back();
+        if self.subscriber.queue == Queue::Jobs {
+            let size = self.subscriber.sizes.size(gives_back);
+            self.subscriber.reports.size.store(size, Ordering::Relaxed);
+        }
         if *self.subscriber.window.borrow() == 0 {
             self.cancel().await?;
             self.subscriber.reports.idle.send_replace(true);
+            self.stand_in.iter_mut().filter(|_| gives_back != GiveBack::None).for_each(StandIn::renew);
             return Ok(());
         }
+        self.subscriber.reports.idle.send_if_modified(std::mem::take);
+        if waited || self.is_used_up() {
+            // What was asked for has come, or somebody else has got it.
+            self.feed.admission.reserve(0);
+        }
         if self.consumer.is_some() {
-            if self.step(waited).1 != Step::Cancel {
+            if !self.overrun && self.step(waited).1 != Step::Cancel {
                 return Ok(());
             }
             self.cancel().await?;
@@ -127,74 +171,106 @@ impl<'a> Pump<'a> {
         if self.subscriber.closing.is_cancelled() || *self.subscriber.window.borrow() == 0 {
             return Ok(());
         }
-        if let (target, Step::Consume(prefetch)) = self.step(Instant::now() >= self.consume_at) {
-            self.subscriber.reports.idle.send_replace(false);
-            // The settlements go ahead of the new consumer, so that the broker, too, counts them first.
-            self.subscription.acker.write_now();
-            self.subscription.acker.another_consumer();
-            let channel = self.subscription.acker.channel();
-            self.consumer = Some(self.subscriber.subscribe(channel, prefetch).await?);
+        self.freed.mark_unchanged();
+        // What would come now would be given back.
+        if self.subscriber.settlement.account.is_full() {
+            return Ok(());
+        }
+        let (now, bound) = (Instant::now(), *self.subscriber.window.borrow());
+        let (target, step) = self.step(now >= self.consume_at);
+        if step == Step::Keep && now >= self.consume_at && target < bound {
+            // There is room, and nothing that comes would show that messages are shorter again.
+            self.subscriber.sizes.fade();
+            self.consume_at = now + PAUSE_BEFORE_CUT;
+        }
+        if let Step::Consume(prefetch) = step {
+            let bounds = self.subscriber.bounds(&self.feed.admission);
+            self.feed.admission.reserve(self.subscriber.sizes.reserves(prefetch, bounds));
+            // The settlements go ahead of the new consumer, so that the broker, too, counts them first, and what was given
+            // back is there again.
+            let acker = &self.feed.subscription.acker;
+            acker.write_now();
+            acker.another_consumer();
+            self.consumer = Some(self.subscriber.subscribe(acker.channel(), prefetch).await?);
             self.consuming = Consuming { prefetch, target };
             self.fill_up.reset();
+            if let Some(stand_in) = &mut self.stand_in {
+                stand_in.end(self.subscriber).await?;
+            }
         }
         Ok(())
     }
 
     /// The target of the window, and the step towards it.
     fn step(&self, waited: bool) -> (u16, Step) {
-        let bounds = self.subscriber.bounds();
-        let target = self.subscriber.sizes.target(bounds);
+        let bounds = self.subscriber.bounds(&self.feed.admission);
+        let unsettled = self.unsettled();
+        let target = self.subscriber.sizes.target(bounds, unsettled.all);
         let consuming = self.consumer.is_some().then_some(self.consuming);
-        let mut unsettled = self.subscription.acker.unsettled();
-        if self.subscriber.route.is_own {
-            let elsewhere = self.subscriber.elsewhere(Some(&self.subscription));
-            unsettled = Unsettled { all: unsettled.all + elsewhere, earlier: unsettled.earlier + elsewhere };
-        }
+        let waited = waited || self.subscriber.sizes.is_urgent(bounds);
         (target, step(target, bounds.wanted, consuming, unsettled, waited))
     }
 
-    /// Cancels the consumer and hands on the deliveries in transit. What is unacked stays so.
+    /// The messages of the queue that are unsettled.
+    fn unsettled(&self) -> Unsettled {
+        let Unsettled { all, earlier } = self.feed.subscription.acker.unsettled();
+        let elsewhere =
+            self.stand_in.iter().map(|other| other.feed.subscription.acker.unsettled().all).sum::<usize>();
+        Unsettled { all: all + elsewhere, earlier: earlier + elsewhere }
+    }
+
+    /// Whether everything that the consumer may bring is here.
+    fn is_used_up(&self) -> bool {
+        let unsettled = self.unsettled();
+        self.consumer.is_some() && unsettled.all >= unsettled.earlier + usize::from(self.consuming.prefetch)
+    }
+
+    /// Cancels the consumer and hands on the deliveries in transit. What is unacked stays so. If the queue must not be
+    /// without a consumer, another one stands in before.
     async fn cancel(&mut self) -> Result<(), Error> {
-        let cancelled = self.drain("consuming with another prefetch", ANSWER).await;
-        self.subscriber.route.gives_back = false;
-        cancelled
-    }
-
-    /// Leaves the connection to the others: ends the consumer, and hands on the deliveries in transit.
-    async fn leave(mut self, why: SeparationReason) -> End {
-        self.subscriber.route.gives_back = true;
-        match self.drain("changing connections", SEPARATION_TIMEOUT).await {
-            Ok(()) => {}
-            // The shutdown closes the connection once the broker has processed the others' settlements.
-            Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => return End::Closed,
-            Err(error @ Error::TimedOut { .. }) => {
-                // Its deliveries still come before those of all others, which is worth replacing the connection.
-                warn!(downstream = %self.subscriber.name(), %error, "its messages hold up the others; reconnecting");
-                self.subscriber.route.link.meter.cut();
-                self.subscription.end();
-            }
-            // Only its channel is closed, or the connection is lost: the others are not affected.
-            Err(_) => {
-                self.subscription.end();
-                close(self.subscription.acker.channel()).await;
-            }
+        if let Some(stand_in) = &mut self.stand_in {
+            stand_in.begin(self.subscriber).await?;
         }
-        // Messages that were given back should be ahead of the next consumer.
-        self.subscription.acker.write_now();
-        End::Moved(why)
+        self.drain("consuming with another prefetch").await?;
+        self.feed.admission.reserve(0);
+        self.overrun = false;
+        Ok(())
     }
 
-    /// Cancels the consumer and hands on deliveries until the broker has answered.
-    async fn drain(&mut self, what: &str, within: Duration) -> Result<(), Error> {
-        let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
-        let channel = self.subscription.acker.channel().clone();
-        let meter = Arc::clone(&self.subscriber.route.link.meter);
-        let closing = self.subscriber.closing.clone();
+    async fn drain(&mut self, what: &str) -> Result<(), Error> {
+        match self.consumer.take() {
+            Some(consumer) => self.subscriber.drain(&self.feed, consumer, what).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the consumer; messages that have arrived are handed on.
+    async fn close(mut self) -> End {
+        match self.drain("consuming no more").await {
+            // A slow broker may still accept the acks of the drain, so the channel stays open until the shutdown.
+            Ok(()) | Err(Error::TimedOut { .. }) => {}
+            // The channel is closed, and all that is unacked is delivered again.
+            Err(_) => self.feed.subscription.end(),
+        }
+        End::Closed
+    }
+}
+
+impl Subscriber {
+    /// Cancels a consumer and hands on its deliveries until the broker has answered.
+    pub(super) async fn drain(
+        &mut self,
+        feed: &Feed,
+        mut consumer: Consumer,
+        what: &str,
+    ) -> Result<(), Error> {
+        let channel = feed.subscription.acker.channel().clone();
+        let admissions = Arc::clone(&self.link.admissions);
+        let closing = self.closing.clone();
         let mut cancel = pin!(channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
-        let mut timeout = ReadTimeout::new(&meter, &closing, within);
+        let mut timeout = ReadTimeout::new(&admissions, &closing);
         let mut over = pin!(timeout.elapsed());
         let (mut answered, mut ended) = (false, false);
-        let mut window = self.subscriber.window.clone();
         // The stream ends after the last message that had arrived.
         while !(answered && ended) {
             tokio::select! {
@@ -203,34 +279,19 @@ impl<'a> Pump<'a> {
                     answered = true;
                 }
                 item = consumer.next(), if !ended => match item {
-                    Some(Ok(delivery)) => self.subscriber.hand_on(&self.subscription, delivery),
+                    Some(Ok(delivery)) => {
+                        self.hand_on(feed, delivery)?;
+                    }
                     Some(Err(error)) => return Err(Error::of(what, &error)),
                     None => ended = true,
                 },
-                Ok(_) = window.wait_for(|window| *window == 0), if !self.subscriber.route.gives_back => {
-                    // The valve is opened whatever is held: the answer must not queue behind bytes that are not read.
-                    meter.disarm();
-                    self.subscriber.route.gives_back = true;
-                }
                 () = &mut over => {
                     // Deliveries that still come return with the channel, and must not pile up until then.
                     tokio::spawn(async move { while let Some(Ok(_)) = consumer.next().await {} });
-                    return Err(Error::TimedOut { what: what.to_owned(), after: within });
+                    return Err(Error::TimedOut { what: what.to_owned(), after: ANSWER });
                 }
             }
         }
         Ok(())
-    }
-
-    /// Ends the consumer; messages that have arrived are handed on.
-    async fn close(mut self) -> End {
-        self.subscriber.route.link.meter.disarm();
-        match self.drain("consuming no more", ANSWER).await {
-            // A slow broker may still accept the acks of the drain, so the channel stays open until the shutdown.
-            Ok(()) | Err(Error::TimedOut { .. }) => {}
-            // The channel is closed, and all that is unacked is delivered again.
-            Err(_) => self.subscription.end(),
-        }
-        End::Closed
     }
 }

@@ -1,40 +1,51 @@
-//! A time-out that does not run while the connection is not read.
+//! A time-out that does not run while bodies are cut, since the broker's answer may be behind them.
 
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::valve::Meter;
+use crate::amqp::admission::Admissions;
+use crate::amqp::connection::ANSWER;
 
 /// The time-out at shutdown, as a drain has little time.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How often it is checked whether the connection is read.
+/// How often it is checked whether bodies are cut.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A time-out that counts only the time in which the connection is read. At shutdown the connection is read whatever is
-/// held, and at most [`SHUTDOWN_TIMEOUT`] remains.
+/// The longest wait, although bodies are cut: those of other downstreams, too, come over the connection.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The time-out [`ANSWER`]. It stands still while bodies are cut, but ends after [`LONGEST`] in any case. From a shutdown on it
+/// ends after [`SHUTDOWN_TIMEOUT`] at the latest, also while bodies are cut.
 pub(super) struct ReadTimeout<'a> {
-    meter: &'a Meter,
+    admissions: &'a Admissions,
+    /// The progress at the last check.
+    progress: u64,
     closing: &'a CancellationToken,
     left: Duration,
+    /// What is left in all.
+    all: Duration,
     is_last: bool,
 }
 
 impl<'a> ReadTimeout<'a> {
-    pub(super) const fn new(meter: &'a Meter, closing: &'a CancellationToken, within: Duration) -> Self {
-        Self { meter, closing, left: within, is_last: false }
+    pub(super) fn new(admissions: &'a Admissions, closing: &'a CancellationToken) -> Self {
+        let (progress, left, all) = (admissions.progress(), ANSWER, LONGEST);
+        Self { admissions, progress, closing, left, all, is_last: false }
     }
 
     /// Ends when the time is over. Cancel safe: elapsed time stays counted, except for the last second.
     pub(super) async fn elapsed(&mut self) {
-        while !self.left.is_zero() {
-            let look = CHECK_INTERVAL.min(self.left);
+        while !self.left.min(self.all).is_zero() {
+            let look = CHECK_INTERVAL.min(self.left).min(self.all);
             tokio::select! {
                 biased;
                 () = self.closing.cancelled(), if !self.is_last => self.hurry(),
                 () = tokio::time::sleep(look) => {
-                    if !self.meter.is_closed() {
+                    let before = std::mem::replace(&mut self.progress, self.admissions.progress());
+                    self.all -= look;
+                    if self.is_last || before == self.progress {
                         self.left -= look;
                     }
                 }
@@ -44,7 +55,45 @@ impl<'a> ReadTimeout<'a> {
 
     fn hurry(&mut self) {
         self.is_last = true;
-        self.meter.disarm();
         self.left = self.left.min(SHUTDOWN_TIMEOUT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::amqp::guard::Admit as _;
+
+    /// How long the time-out takes while bodies are cut for so long, if it is closed after so long.
+    async fn takes(cut_for: Duration, closed_after: Option<Duration>) -> Duration {
+        let (admissions, closing) = (Admissions::default(), CancellationToken::new());
+        let (mut timeout, start) = (ReadTimeout::new(&admissions, &closing), Instant::now());
+        let others = async {
+            while start.elapsed() < cut_for {
+                tokio::time::sleep(CHECK_INTERVAL / 4).await;
+                admissions.cut();
+                if closed_after.is_some_and(|after| start.elapsed() >= after) {
+                    closing.cancel();
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = timeout.elapsed() => {}
+            () = others => {}
+        }
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_cut_put_it_off_and_not_for_ever() {
+        assert_eq!(takes(Duration::ZERO, None).await, ANSWER);
+        let put_off = takes(Duration::from_secs(20), None).await;
+        assert!(put_off >= Duration::from_secs(20) + ANSWER && put_off < LONGEST, "{put_off:?}");
+        assert_eq!(takes(LONGEST * 2, None).await, LONGEST);
+        let hurried = takes(LONGEST * 2, Some(Duration::from_secs(5))).await;
+        assert_eq!(hurried, Duration::from_secs(5) + SHUTDOWN_TIMEOUT);
     }
 }

@@ -1,11 +1,11 @@
 //! A source that hands out what the test publishes, and tickets that record how each message was settled.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket};
 use crate::sink::{Receipt, Response};
@@ -38,6 +38,11 @@ impl Ledger {
         self.0.lock().unwrap().clone()
     }
 
+    /// The settlements after the first ones, of which there are this many.
+    pub(in crate::dispatch) fn after(&self, first: usize) -> Vec<(String, Settled)> {
+        self.0.lock().unwrap()[first..].to_vec()
+    }
+
     pub(in crate::dispatch) fn of(&self, id: &str) -> Vec<Settled> {
         self.all().into_iter().filter(|(other, _)| other == id).map(|(_, settled)| settled).collect()
     }
@@ -62,8 +67,12 @@ impl Ledger {
     }
 }
 
+/// A message's place in the window, from when it is handed out until its ticket is dropped.
+pub(in crate::dispatch) type Place = Arc<Mutex<Option<OwnedSemaphorePermit>>>;
+
 #[derive(Debug)]
 pub(in crate::dispatch) struct ScriptedTicket {
+    pub(in crate::dispatch) _place: Place,
     pub(in crate::dispatch) id: String,
     pub(in crate::dispatch) reply_to: Option<String>,
     pub(in crate::dispatch) live: Arc<AtomicBool>,
@@ -141,12 +150,16 @@ impl Ticket for ScriptedTicket {
 }
 
 pub(in crate::dispatch) struct ScriptedSource {
-    pub(in crate::dispatch) messages: mpsc::UnboundedReceiver<Delivery>,
+    pub(in crate::dispatch) messages: mpsc::UnboundedReceiver<(Delivery, Place)>,
+    pub(in crate::dispatch) window: Arc<Semaphore>,
+    /// The place of the next message.
+    pub(in crate::dispatch) place: Option<OwnedSemaphorePermit>,
     pub(in crate::dispatch) windows: Arc<Mutex<Vec<u16>>>,
     pub(in crate::dispatch) pauses: Arc<Mutex<Vec<bool>>>,
     pub(in crate::dispatch) is_paused: bool,
     pub(in crate::dispatch) full: watch::Receiver<bool>,
-    pub(in crate::dispatch) can_park: bool,
+    pub(in crate::dispatch) can_park: Arc<AtomicBool>,
+    pub(in crate::dispatch) most_at_once: Arc<AtomicUsize>,
 }
 
 impl Source for ScriptedSource {
@@ -166,7 +179,11 @@ impl Source for ScriptedSource {
     }
 
     fn can_park(&self) -> bool {
-        self.can_park
+        self.can_park.load(Ordering::SeqCst)
+    }
+
+    fn most_at_once(&self, _: usize) -> usize {
+        self.most_at_once.load(Ordering::SeqCst)
     }
 
     fn is_full(&self) -> bool {
@@ -179,10 +196,21 @@ impl Source for ScriptedSource {
         }
         loop {
             let _ = self.full.wait_for(|is_full| !*is_full).await;
+            if self.place.is_none() {
+                let window = Arc::clone(&self.window);
+                self.place = match Arc::clone(&window).try_acquire_owned() {
+                    Ok(place) => Some(place),
+                    Err(_) => window.acquire_owned().await.ok(),
+                };
+            }
             tokio::select! {
                 biased;
                 Ok(_) = self.full.wait_for(|is_full| *is_full) => {}
-                delivery = self.messages.recv() => return delivery,
+                delivery = self.messages.recv() => {
+                    let (delivery, place) = delivery?;
+                    *place.lock().unwrap() = self.place.take();
+                    return Some(delivery);
+                }
             }
         }
     }

@@ -93,3 +93,81 @@ async fn jobs_that_are_refused_take_no_place_among_those_that_are_parked() {
     bench.stop.cancel();
     done.await.unwrap();
 }
+
+/// The jobs of a slow plan fill the window, and the others wait behind them.
+#[tokio::test(start_paused = true)]
+async fn a_slow_plan_leaves_a_full_window_to_others() {
+    let mut bench = bench("100/s", vec![("slow", leaky("plan.slow.l", "1/s", 1))]);
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.options.prefetch = 50;
+    bench.bound_window(50);
+    publish(&bench, "slow", 60);
+    publish(&bench, "none", 200);
+    let (start, wall) = (Instant::now(), wall_now());
+    let done = bench.start();
+    bench.end();
+    done.await.unwrap();
+    let none = millis(&bench, "none", start);
+    assert!(none.len() == 200 && none.last() <= Some(&2300), "{none:?}");
+    let all = bench.ledger.all().into_iter();
+    let waits: Vec<(f64, f64)> = all
+        .filter_map(|(id, how)| {
+            let Settled::Parked(stay) = how else { return None };
+            assert_eq!(stay.reason, ParkReason::Limit);
+            Some((id.strip_prefix("slow")?.parse().ok()?, stay.until.since(wall).as_secs_f64()))
+        })
+        .collect();
+    assert!(waits.len() >= 50, "{waits:?}");
+    assert!(
+        waits.iter().all(|(place, wait)| (place - wait).abs() < 3.0),
+        "each when its turn comes: {waits:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_comes_back_to_a_plan_in_vain_does_not_do_so_all_the_time() {
+    let mut bench = bench("100/s", vec![("slow", leaky("plan.slow.l", "1/s", 1))]);
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.options.prefetch = 10;
+    publish(&bench, "slow", 4);
+    publish(&bench, "none", 50);
+    let _running = bench.start();
+    tokio::time::sleep(QUICK).await;
+    let now = wall_now();
+    let stay = Stay {
+        until: now,
+        reason: ParkReason::Limit,
+        attempts: 0,
+        throttled: 0,
+        refused: 0,
+        unreadable: 0,
+        first_seen: now,
+        assigned_id: None,
+    };
+    for back in 0..4 {
+        bench.publish_parked(on("slow", message(&format!("back{back}"))), stay.clone());
+    }
+    bench.ledger.count(50).await;
+    let parked = parked(&bench, "back");
+    assert!(parked.len() >= 2, "{parked:?}");
+    for stay in parked {
+        let wait = stay.until.since(now);
+        assert!(wait >= Duration::from_secs(10) && wait < Duration::from_secs(11), "{wait:?}");
+    }
+}
+
+/// A plan that releases more than the downstream does: its jobs wait for the downstream's own slots, and stand before nobody.
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_waits_for_the_downstream_alone_keeps_its_jobs() {
+    let mut bench = bench("10/s", vec![("quick", leaky("plan.quick.l", "20/s", 1))]);
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.options.prefetch = 100;
+    bench.bound_window(100);
+    publish(&bench, "quick", 400);
+    let start = Instant::now();
+    let _running = bench.start();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(parked(&bench, "quick").is_empty());
+    let sent = millis(&bench, "quick", start).len();
+    assert!((99..=101).contains(&sent), "{sent} in 10 s");
+}

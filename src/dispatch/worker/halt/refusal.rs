@@ -1,13 +1,13 @@
 //! Jobs whose credentials are refused: they wait until it is clear what is at fault.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::dispatch::flight::{self, Refused};
-use crate::dispatch::health::Verdict;
+use crate::dispatch::flight::Refused;
+use crate::dispatch::health::{Health, Verdict};
 use crate::dispatch::retry::Attempts;
+use crate::dispatch::source::ParkReason;
 use crate::dispatch::worker::Worker;
 
 /// A job that is refused is dead after this time, if it was refused as often as it may be tried. Credentials are
@@ -25,8 +25,8 @@ impl Worker {
             return;
         }
         let now = Instant::now();
-        let (verdict, change) =
-            self.halt.health.refused(entry.attempts.refusals.suspicion, is_blameless, sent, now);
+        let before = entry.attempts.refusals.suspicion;
+        let verdict = self.learn(|health| health.refused(before, is_blameless, sent, now));
         let is_worn = !is_blameless && self.is_worn(&mut entry.attempts, now);
         if is_blameless {
             // The time of an outage that the job is not to blame for must not count.
@@ -35,24 +35,17 @@ impl Worker {
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
-                self.flights.spawn(flight::dead_letter(
-                    Arc::clone(&self.context),
-                    (entry.ticket, Some(entry.job.id.clone())),
-                    letter,
-                    reply,
-                ));
+                self.dead_letter((entry.ticket, Some(entry.job.id.clone())), letter, reply);
             }
             Verdict::Waits(suspicion) => {
                 self.context.meters.retry("unauthorized");
                 self.context.meters.settled.retried.increment(1);
                 entry.attempts.refusals.suspicion = Some(suspicion);
+                entry.hold.reason = ParkReason::Retry;
                 let wait = self.context.retry.backoff.wait(entry.attempts.refused);
-                entry.renew_end();
-                self.engine.offer_later(now + wait, entry);
+                self.wait(now + wait, entry);
             }
         }
-        self.follow_change(change);
-        self.make_room();
     }
 
     /// Whether a job that is refused now, and may be at fault itself, was refused for so long and so often that it is dead.
@@ -65,8 +58,6 @@ impl Worker {
 
     /// Handles a change of the statuses that count as refusals: whether jobs are refused must be found out anew.
     pub(in crate::dispatch::worker) fn refusals_changed(&mut self) {
-        let change = self.halt.health.nothing_to_try();
-        self.follow_change(change);
-        self.make_room();
+        self.learn(Health::nothing_to_try);
     }
 }

@@ -1,0 +1,234 @@
+//! The queues of a downstream that no replica serves any more: they are counted and unbound, and deleted once they are empty.
+//!
+//! Quorum queues refuse a deletion that is to happen only if they are empty, so that this has to be certain before. A
+//! passive declaration answers how many messages are ready, and how many consumers a queue has. A quorum queue counts a
+//! client that holds an unacked message as a consumer too, also after `basic.get`, or when its consumer was cancelled. But
+//! the broker answers 0 and 0 for a queue that does not answer it in time. So the queue is consumed meanwhile: then only
+//! the answer of no message and one consumer proves that it is empty.
+
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeleteOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, Consumer};
+use tokio::time::timeout;
+
+use super::Options;
+use super::connection::{ask, channel, close, connect};
+use super::error::Error;
+use super::topology::{Names, look, short, unbind};
+
+/// The number of checks of a queue before it is deleted, and the time between two of them. What was routed to it before it was unbound has
+/// arrived by then.
+const LOOKS: u32 = 10;
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// The most looks, where some were not answered.
+const MOST_LOOKS: u32 = 100;
+
+/// The queues of a downstream that no replica serves any more.
+#[derive(Debug)]
+pub struct Leftovers {
+    names: Names,
+    downstream: String,
+    connection: Connection,
+}
+
+/// One of these queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// Its name.
+    pub queue: String,
+    /// The messages that are ready.
+    pub ready: u32,
+    /// The consumers; in a quorum queue also who else holds messages unacked.
+    pub holders: u32,
+}
+
+impl Leftover {
+    /// Whether a message is in it, or may come back to it.
+    pub const fn is_in_use(&self) -> bool {
+        self.ready > 0 || self.holders > 0
+    }
+}
+
+impl Leftovers {
+    /// Connects. Nothing is declared.
+    ///
+    /// Cancel safe: a dropped future closes what it opened.
+    ///
+    /// # Errors
+    /// Any error of connecting, without a retry.
+    pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
+        let connection = connect(&options.address, "removing a downstream", None).await?;
+        Ok(Self { names: options.names(), downstream: downstream.to_owned(), connection })
+    }
+
+    /// The queues that hold jobs, as far as they exist: that of new ones, and that of those that were parked.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// An error of the broker.
+    pub async fn jobs(&self) -> Result<Vec<Leftover>, Error> {
+        let Self { names, downstream, .. } = self;
+        self.existing([names.jobs_queue(downstream), names.home_queue(downstream)]).await
+    }
+
+    /// The queue of the dead letters, if it exists.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// An error of the broker.
+    pub async fn dead(&self) -> Result<Option<Leftover>, Error> {
+        Ok(self.existing([self.names.dead(&self.downstream)]).await?.pop())
+    }
+
+    /// Has the exchanges route nothing more to the downstream's queues: its jobs go to `PREFIX.unroutable`, until a replica
+    /// that serves it binds them again.
+    ///
+    /// Cancel safe: each is unbound, or not.
+    ///
+    /// # Errors
+    /// An error of the broker.
+    pub async fn unbind(&self) -> Result<(), Error> {
+        let Self { names, downstream, connection } = self;
+        let bindings = [
+            (names.jobs_queue(downstream), names.jobs(), format!("{downstream}.#")),
+            (names.home_queue(downstream), names.home(), downstream.clone()),
+        ];
+        for (queue, exchange, key) in bindings {
+            let channel = channel(connection).await?;
+            let unbound = unbind(&channel, &queue, &exchange, &key).await;
+            close(&channel).await;
+            match unbound {
+                // What does not exist is bound to nothing.
+                Ok(()) | Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the queues of the downstream, that of its dead letters too, if all of them are certain to be empty, and nobody
+    /// holds a message of them. Returns those that are not; then none was deleted.
+    ///
+    /// To be called after [`Leftovers::unbind`]. What is published to a queue by its name meanwhile may be lost with it.
+    ///
+    /// Not cancel safe: a dropped future may have deleted some.
+    ///
+    /// # Errors
+    /// An error of the broker; some may be deleted by then.
+    pub async fn delete(&self) -> Result<Vec<Leftover>, Error> {
+        let mut queues = self.jobs().await?;
+        queues.extend(self.dead().await?);
+        let in_use = |queues: Vec<Leftover>| queues.into_iter().filter(Leftover::is_in_use).collect();
+        if queues.iter().any(Leftover::is_in_use) {
+            return Ok(in_use(queues));
+        }
+        let watched = queues.into_iter().map(|queue| Watched::start(&self.connection, queue.queue));
+        let mut watched = try_join_all(watched).await?;
+        let last = try_join_all(watched.iter_mut().map(Watched::last_look)).await;
+        // A message that comes from now on is ready, so that the deletion counts it.
+        for Watched { channel, .. } in &watched {
+            close(channel).await;
+        }
+        let last = last?;
+        if last.iter().any(Leftover::is_in_use) {
+            return Ok(in_use(last));
+        }
+        for queue in last {
+            self.delete_queue(&queue.queue).await?;
+        }
+        Ok(Vec::new())
+    }
+
+    async fn delete_queue(&self, queue: &str) -> Result<(), Error> {
+        let channel = channel(&self.connection).await?;
+        let what = format!("queue {queue}");
+        let deleted = ask(&what, channel.queue_delete(short(queue)?, QueueDeleteOptions::default())).await;
+        close(&channel).await;
+        match deleted? {
+            0 => Ok(()),
+            lost => Err(Error::Failed {
+                what: format!("deleting {what} with nothing in it"),
+                detail: format!("{lost} message(s) were published to it just before, and are gone with it"),
+            }),
+        }
+    }
+
+    /// Closes the connection.
+    ///
+    /// Cancel safe: a dropped future closes it without waiting for the broker.
+    pub async fn close(self) {
+        let _ = ask("closing the connection", self.connection.close(200, "OK".into())).await;
+    }
+
+    async fn existing(&self, queues: impl IntoIterator<Item = String>) -> Result<Vec<Leftover>, Error> {
+        let mut there = Vec::new();
+        for queue in queues {
+            let channel = channel(&self.connection).await?;
+            let looked = look(&channel, &queue).await;
+            close(&channel).await;
+            match looked {
+                Ok((ready, holders)) => there.push(Leftover { queue, ready, holders }),
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(there)
+    }
+}
+
+/// A queue that is consumed while it is checked.
+struct Watched {
+    queue: String,
+    channel: Channel,
+    consumer: Consumer,
+}
+
+impl Watched {
+    async fn start(connection: &Connection, queue: String) -> Result<Self, Error> {
+        let channel = channel(connection).await?;
+        ask("limiting a prefetch", channel.basic_qos(1, BasicQosOptions::default())).await?;
+        let (name, options) = (short(&queue)?, BasicConsumeOptions::default());
+        let consume = channel.basic_consume(name, "".into(), options, FieldTable::default());
+        let consumer = ask(&format!("queue {queue}"), consume).await?;
+        Ok(Self { queue, channel, consumer })
+    }
+
+    /// Looks at the queue for two seconds, or until it turns out to be in use.
+    async fn last_look(&mut self) -> Result<Leftover, Error> {
+        let mut quiet = 0;
+        for _ in 0..MOST_LOOKS {
+            match timeout(INTERVAL, self.consumer.next()).await {
+                // It goes back when the channel is closed.
+                Ok(Some(Ok(_))) => return Ok(self.leftover(1, 0)),
+                Ok(Some(Err(error))) => return Err(Error::of(&format!("queue {}", self.queue), &error)),
+                Ok(None) => return Err(Error::NotFound { what: format!("queue {}", self.queue) }),
+                Err(_) => {}
+            }
+            let (ready, holders) = look(&self.channel, &self.queue).await?;
+            quiet = match (ready, holders) {
+                (0, 1) => quiet + 1,
+                // It did not answer the broker in time.
+                (0, 0) => 0,
+                _ => return Ok(self.leftover(ready, holders.saturating_sub(1))),
+            };
+            if quiet == LOOKS {
+                // What came before the answer is here by now, and would be deleted with the queue.
+                let came = self.consumer.next().now_or_never();
+                return Ok(self.leftover(came.map_or(0, |_| 1), 0));
+            }
+        }
+        let what = format!("whether queue {} is empty", self.queue);
+        Err(Error::TimedOut { what, after: MOST_LOOKS * INTERVAL })
+    }
+
+    fn leftover(&self, ready: u32, holders: u32) -> Leftover {
+        Leftover { queue: self.queue.clone(), ready, holders }
+    }
+}

@@ -1,0 +1,76 @@
+//! A consumer that stands in while a queue has no other, where the queue may be deleted with its last consumer.
+
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt};
+use lapin::Consumer;
+use tokio::time::Instant;
+
+use super::{Feed, Subscriber};
+use crate::amqp::error::Error;
+
+/// What waits for the end of a pause goes back once in this time: RabbitMQ ends a consumer that has held a message for its
+/// `consumer_timeout`, 30 minutes unless set, and so the queue. Where the queue may count that, it does not come more often
+/// than it would by that time-out.
+const RENEWAL: Duration = Duration::from_secs(25 * 60);
+
+/// A consumer beside that of the window, on a channel of its own. It takes one job at a time, whatever is held.
+pub(super) struct StandIn {
+    pub(super) feed: Feed,
+    consumer: Option<Consumer>,
+    /// When it began, or gave back last.
+    since: Instant,
+}
+
+impl StandIn {
+    /// One that consumes over this channel once it begins.
+    pub(super) fn new(feed: Feed) -> Self {
+        Self { feed, consumer: None, since: Instant::now() }
+    }
+
+    /// Begins to consume, unless it does so already.
+    pub(super) async fn begin(&mut self, subscriber: &Subscriber) -> Result<(), Error> {
+        if self.consumer.is_none() {
+            let channel = self.feed.subscription.acker.channel();
+            self.consumer = Some(subscriber.subscribe(channel, 1).await?);
+            self.since = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Consumes no more, and hands on what has come.
+    pub(super) async fn end(&mut self, subscriber: &mut Subscriber) -> Result<(), Error> {
+        match self.consumer.take() {
+            Some(consumer) => subscriber.drain(&self.feed, consumer, "standing in no more").await,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether its channel is gone.
+    pub(super) fn is_lost(&self) -> bool {
+        self.consumer.is_some() && !self.feed.subscription.is_live()
+    }
+
+    /// Gives back what nobody took for long. It comes again at once, and stays for as long.
+    pub(super) fn renew(&mut self) {
+        if self.since.elapsed() < RENEWAL {
+            return;
+        }
+        self.since = Instant::now();
+        let Some(Some(Some(Ok(delivery)))) = self.consumer.as_mut().map(|c| c.next().now_or_never()) else {
+            return;
+        };
+        let Feed { subscription, admission, .. } = &self.feed;
+        drop(admission.arrived(delivery.data.len() as u64, 0));
+        subscription.acker.delivered(delivery.delivery_tag);
+        subscription.acker.give_back(delivery.delivery_tag);
+    }
+
+    /// What comes next, as from a stream of lapin; it waits for ever if nothing is consumed. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Result<lapin::message::Delivery, lapin::Error>> {
+        match &mut self.consumer {
+            Some(consumer) => consumer.next().await,
+            None => std::future::pending().await,
+        }
+    }
+}
