@@ -9,7 +9,7 @@ use paced::dispatch::{
     Backoff, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Parked,
     ReleaseClock, Report, RetryPolicy, Source, Stay, ThreadClock, Ticket,
 };
-use paced::job::{CostBound, Job, MaxCost, Message, ReplyRules, Rules};
+use paced::job::{CostBound, Job, METHODS, MaxCost, Message, ReplyRules, Rules};
 use paced::sink::{Handover, Outcome, Receipt, Response, Sink};
 use paced::store::{BoxFuture, Store};
 use paced::{Limit, LimitSet, RedisOptions, RedisStore};
@@ -155,6 +155,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
         rules: Rules {
             max_body: 1024,
             allow_headers: Vec::new(),
+            methods: METHODS.map(str::to_owned).to_vec(),
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
             plans: Vec::new(),
             default_plan: None,

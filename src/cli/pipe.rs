@@ -10,7 +10,7 @@ use std::time::Duration;
 use paced::dispatch::{
     Dispatcher, Drained, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, max_cost,
 };
-use paced::job::{ReplyRules, Rules};
+use paced::job::{METHODS, ReplyRules, Rules};
 use paced::pipe::{self, PipeOptions, Progress, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
 use paced::sink::{AnswerPolicy, Statuses};
@@ -228,6 +228,7 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             max_body: MAX_BODY,
             // The caller of the command chooses the jobs, so all headers are allowed.
             allow_headers: vec![Rules::ANY_HEADER.to_owned()],
+            methods: METHODS.map(str::to_owned).to_vec(),
             max_cost: max_cost(&limits, args.max_cost),
             plans: Vec::new(),
             default_plan: None,

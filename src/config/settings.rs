@@ -182,6 +182,8 @@ pub struct Http {
     pub max_body: usize,
     /// Request headers that a job may set, in lower case.
     pub allow_headers: Vec<String>,
+    /// The methods that a job may have, in upper case; at least one.
+    pub methods: Vec<String>,
     /// Whether a dead letter has the beginning of the answer that its job died of.
     pub keep_response: bool,
     /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached; `None` if directly.
@@ -302,6 +304,7 @@ mod tests {
                     max_connection_age: Duration::from_secs(90),
                     max_body: 1,
                     allow_headers: Vec::new(),
+                    methods: vec!["POST".to_owned()],
                     keep_response: true,
                     proxy: None,
                     oauth2: None,

@@ -192,6 +192,12 @@ pub(super) fn queue_name(text: &str) -> Result<String, String> {
     text_if(fits, text, "no name of a queue; use 1 to 255 bytes without control characters")
 }
 
+/// A method that a job may have.
+pub(super) fn method(text: &str) -> Result<String, String> {
+    let words = job::METHODS.map(|method| (method, method));
+    choose(text, "no method that a job may have", &words).map(str::to_owned)
+}
+
 /// The name of a header that a job may set, in lower case.
 pub(super) fn allowed_header(text: &str) -> Result<String, String> {
     let name = header_name(text)?;

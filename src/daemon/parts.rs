@@ -76,6 +76,7 @@ pub(crate) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
     Rules {
         max_body: downstream.http.max_body,
         allow_headers: downstream.http.allow_headers.clone(),
+        methods: downstream.http.methods.clone(),
         max_cost: downstream.max_cost(),
         plans: downstream.plan_rules(),
         default_plan: downstream.default_plan(),

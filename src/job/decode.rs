@@ -81,7 +81,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
             deadline: fields.deadline,
         },
         request: Request {
-            method: fields.method.unwrap_or("POST"),
+            method: allowed(fields.method, &rules.methods)?,
             path: fields.path.unwrap_or_default(),
             headers: fields.request,
         },
@@ -186,6 +186,21 @@ fn method(name: &str, value: &Value) -> Result<&'static str, Rejection> {
         let (text, known) = (shown(text.as_bytes(), 40), METHODS.join(", "));
         Rejection::malformed(format!("`{name}` is `{text}`; send one of {known}"))
     })
+}
+
+/// The method of a job, if the downstream takes it.
+fn allowed(given: Option<&'static str>, methods: &[String]) -> Result<&'static str, Rejection> {
+    let method = given.unwrap_or("POST");
+    if methods.iter().any(|allowed| allowed == method) {
+        return Ok(method);
+    }
+    let known = methods.join(", ");
+    Err(Rejection::malformed(match given {
+        Some(_) => {
+            format!("`paced-method` is `{method}`, which is not in `http.methods`; send one of {known}")
+        }
+        None => format!("`paced-method` is absent, and POST is not in `http.methods`; send one of {known}"),
+    }))
 }
 
 fn plan(name: &str, value: &Value, plans: &[PlanRules]) -> Result<usize, Rejection> {

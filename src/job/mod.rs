@@ -142,6 +142,8 @@ pub struct Rules {
     /// Request headers that a job may set, in lower case, without the `http-`;
     /// [`Rules::ANY_HEADER`] among them allows all that a job may ever set.
     pub allow_headers: Vec<String>,
+    /// The methods that a job may have: some of [`METHODS`].
+    pub methods: Vec<String>,
     /// The highest cost of a job without a plan.
     pub max_cost: MaxCost,
     /// The plans.

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::dispatch::{DeadLetter, Delivery, Report, Source as _};
-use crate::job::{CostBound, MaxCost, ReplyRules, Rules, decode};
+use crate::job::{CostBound, METHODS, MaxCost, ReplyRules, Rules, decode};
 use crate::sink::{Receipt, Response};
 use crate::time::Micros;
 
@@ -155,6 +155,7 @@ async fn an_absent_id_is_the_same_in_line_and_request() {
     let rules = Rules {
         max_body: 0,
         allow_headers: Vec::new(),
+        methods: METHODS.map(str::to_owned).to_vec(),
         max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
         plans: Vec::new(),
         default_plan: None,

@@ -15,7 +15,10 @@ async fn site(topic: &str) -> Site {
         max_attempts = 2
         min_backoff = '10ms'";
     let site = Site::shared(topic, rules).await;
-    Site { http: "max_body = '1KiB'\nallow_headers = ['x-good']".to_owned(), ..site }
+    Site {
+        http: "max_body = '1KiB'\nallow_headers = ['x-good']\nmethods = ['POST', 'PUT']".to_owned(),
+        ..site
+    }
 }
 
 /// Every kind of malformed message that there is a reason for, by id; twice where that is easy.
@@ -39,6 +42,7 @@ fn bad() -> Vec<(&'static str, Job)> {
         ("forbidden-path", job("p9").header("paced-path", "a/./b")),
         ("unknown-header", job("u0").header("paced-retries", "3")),
         ("unknown-header", job("u1").header("paced-plans", "pro")),
+        ("malformed-header", job("m11").header("paced-method", "DELETE")),
         ("malformed-header", job("m10").header("paced-plan", "pro")),
         ("header-not-allowed", job("h0").header("http-x-bad", "1")),
         ("header-not-allowed", job("h1").header("http-authorization", "Bearer x")),

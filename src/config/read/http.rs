@@ -25,6 +25,9 @@ keys! {
     MAX_BODY = "max_body".default("1MiB").within("1B", "128MiB");
     /// Request headers that a job may set (as http-NAME).
     ALLOW_HEADERS = "allow_headers".default("[]").matches(value::HEADER).example("[\"x-request-id\"]");
+    /// The methods that a job may have (as paced-method). A job without one is a POST.
+    METHODS = "methods".default(r#"["POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"]"#)
+        .matches("^(POST|PUT|PATCH|DELETE|GET|HEAD)$").example(r#"["POST"]"#);
     /// Whether the first KiB of an answer that a job died of is kept in its dead letter (paced-response), where
     /// everyone who may read dead letters sees it. false: for an API whose answers show secrets, such as the request's
     /// credentials.
@@ -48,6 +51,14 @@ pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Optio
     let max_connection_age = reader.duration(&table, &MAX_CONNECTION_AGE);
     let max_body = reader.size(&table, &MAX_BODY);
     let allow_headers = reader.texts(&table, &ALLOW_HEADERS, value::allowed_header);
+    let methods = reader.texts(&table, &METHODS, value::method);
+    if methods.as_ref().is_some_and(Vec::is_empty) {
+        reader.wrong_value(
+            &table,
+            METHODS.name,
+            "has no method, so that every job would be refused; name one",
+        );
+    }
     let keep_response = reader.boolean(&table, &KEEP_RESPONSE);
     let proxy = reader.secret(&table, &PROXY, url::proxy);
     // They come last, since they are tables of their own.
@@ -60,6 +71,7 @@ pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Optio
         max_connection_age: max_connection_age?,
         max_body: max_body?,
         allow_headers: allow_headers?,
+        methods: methods.filter(|methods| !methods.is_empty())?,
         keep_response: keep_response?,
         proxy,
         oauth2: oauth2?,

@@ -17,7 +17,7 @@ use crate::dispatch::{
     Backoff, Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Peers, ReleaseClock,
     RetryPolicy, Stay, TokioClock, View,
 };
-use crate::job::{CostBound, MaxCost, Message, Reason, ReplyRules, Rules};
+use crate::job::{CostBound, METHODS, MaxCost, Message, Reason, ReplyRules, Rules};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::Outcome;
 use crate::store::MemoryStore;
@@ -263,6 +263,7 @@ fn rules() -> Rules {
     Rules {
         max_body: 100,
         allow_headers: Vec::new(),
+        methods: METHODS.map(str::to_owned).to_vec(),
         max_cost: at_most(1000),
         plans: Vec::new(),
         default_plan: None,

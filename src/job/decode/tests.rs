@@ -21,6 +21,7 @@ fn rules() -> Rules {
         ]
         .map(str::to_owned)
         .to_vec(),
+        methods: METHODS.map(str::to_owned).to_vec(),
         max_cost: held(100, "gcra-0"),
         plans: [("free", 2), ("pro", 1000)].map(|(name, cost)| plan_rules(name, cost)).to_vec(),
         default_plan: None,
@@ -147,6 +148,22 @@ fn methods_in_any_case() {
     }
     assert_eq!(reason(&with("paced-method", Value::Bool(true))), Reason::MalformedHeader);
     assert!(detail(&with("paced-method", text("FETCH"))).contains("GET, HEAD"));
+}
+
+#[test]
+fn methods_that_the_downstream_does_not_take_make_it_no_job() {
+    let only =
+        |methods: &[&str]| Rules { methods: methods.iter().map(|&m| m.to_owned()).collect(), ..rules() };
+    let decoded = |message: &Message, methods: &[&str]| decode(message, &only(methods));
+    let put = with("paced-method", text("put"));
+    assert_eq!(decoded(&put, &["GET", "PUT"]).unwrap().request.method, "PUT");
+    let refused = decoded(&put, &["POST", "GET"]).unwrap_err();
+    assert_eq!(refused.reason, Reason::MalformedHeader);
+    assert!(refused.detail.ends_with("`http.methods`; send one of POST, GET"), "{refused}");
+    // A job without a method is a POST.
+    assert_eq!(decoded(&Message::default(), &["POST"]).unwrap().request.method, "POST");
+    let refused = decoded(&Message::default(), &["GET"]).unwrap_err();
+    assert!(refused.detail.starts_with("`paced-method` is absent"), "{refused}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::job::{CostBound, MaxCost, PlanRules, ReplyRules, Rules, decode};
+use crate::job::{CostBound, METHODS, MaxCost, PlanRules, ReplyRules, Rules, decode};
 
 fn line(text: &str) -> Line {
     parse(text.as_bytes()).expect(text)
@@ -39,6 +39,7 @@ fn every_key_has_its_place() {
     let rules = Rules {
         max_body: 10,
         allow_headers: vec!["x-tag".to_owned(), "x-n".to_owned()],
+        methods: METHODS.map(str::to_owned).to_vec(),
         max_cost: most(1),
         plans: vec![PlanRules { name: "pro".to_owned(), max_cost: most(3) }],
         default_plan: None,

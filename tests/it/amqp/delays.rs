@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use lapin::types::{AMQPValue, FieldTable};
 use paced::LimitSet;
 use paced::dispatch::{self, Backoff, Dispatcher, OnLimit, OnUnavailable, RetryPolicy, ThreadClock};
-use paced::job::{CostBound, Job, MaxCost, ReplyRules, Rules};
+use paced::job::{CostBound, Job, METHODS, MaxCost, ReplyRules, Rules};
 use paced::sink::{Handover, Outcome, Sink};
 use paced::store::{BoxFuture, MemoryStore};
 use paced::time::{Micros, wall_now};
@@ -85,6 +85,7 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
         rules: Rules {
             max_body: 1024,
             allow_headers: Vec::new(),
+            methods: METHODS.map(str::to_owned).to_vec(),
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
             plans: Vec::new(),
             default_plan: None,

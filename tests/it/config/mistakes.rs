@@ -76,6 +76,8 @@ fn each_wrong_value_is_told_with_what_is_right() {
             "http.allow_headers = \"accept\"",
             "a string where an array of strings belongs; write [\"x-request-id\"]",
         ),
+        ("http.methods = []", "has no method, so that every job would be refused; name one"),
+        ("http.methods = [\"GTE\"]", "`GTE` is no method that a job may have; did you mean GET?"),
         ("retry.max_attempts = 1001", "out of range; use an integer from 1 to 1000"),
         ("retry.max_backoff = \"10ms\"", "under min_backoff (1s); use at least that, or lower min_backoff"),
         (

@@ -56,6 +56,7 @@ pub(super) const WRONG: &[(&str, &str)] = &[
     ("downstreams.billing.http.headers", "{ \"a b\" = \"x\" }"),
     ("downstreams.billing.http.headers", "{ accept = \"\" }"),
     ("downstreams.billing.http.allow_headers", "[\"x request id\"]"),
+    ("downstreams.billing.http.methods", "[\"OPTIONS\"]"),
     ("downstreams.billing.retry.max_attempts", "1001"),
     ("downstreams.billing.retry.on", "[600]"),
     ("downstreams.billing.retry.on", "[\"2xx\"]"),
