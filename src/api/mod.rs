@@ -53,6 +53,9 @@ pub const HISTORY: Endpoint<(), state::History> = Endpoint::new(Method::GET, "/a
 pub const DOWNSTREAMS: Endpoint<(), Downstreams> = Endpoint::new(Method::GET, "/api/v1/downstreams");
 /// One downstream, as the store has it.
 pub const DOWNSTREAM: Endpoint<(), Downstream> = Endpoint::new(Method::GET, "/api/v1/downstreams/{name}");
+/// What one downstream is doing, as in [`STATUS`].
+pub const DOWNSTREAM_STATUS: Endpoint<(), state::Downstream> =
+    Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/status");
 /// Stops the releases.
 pub const PAUSE: Endpoint<order::Pause, Downstream> =
     Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/pause");

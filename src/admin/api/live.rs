@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::State as Shared;
+use axum::extract::{Path, State as Shared};
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::{IntoResponse, Response};
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Api;
-use crate::admin::reply::json_text;
+use crate::admin::reply::{Refusal, json_text};
 use crate::status::Watch;
 
 /// How long a stream lasts: less than a connection does. Its reader asks again after it.
@@ -29,6 +29,23 @@ const PING_INTERVAL: Duration = Duration::from_secs(15);
 /// `GET /api/v1/status`
 pub(super) async fn status(Shared(api): Shared<Arc<Api>>) -> Response {
     json_text(StatusCode::OK, text(&*api.watch.state().await))
+}
+
+/// `GET /api/v1/downstreams/{name}/status`
+pub(super) async fn status_of_one(
+    Shared(api): Shared<Arc<Api>>,
+    Path(name): Path<String>,
+) -> Result<Response, Refusal> {
+    api.operations.known(&name)?;
+    let state = api.watch.state().await;
+    match state.downstreams.iter().find(|downstream| downstream.name == name) {
+        Some(downstream) => Ok(json_text(StatusCode::OK, text(downstream))),
+        None => Err(Refusal::later(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "nothing is known of it yet; try again in a second",
+            1,
+        )),
+    }
 }
 
 /// `GET /api/v1/history`

@@ -14,8 +14,8 @@ use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use paced::api::{
-    CANCEL, DOWNSTREAM, DOWNSTREAMS, Downstream, Downstreams, EVENTS, Endpoint, HISTORY, LETTERS, PAUSE,
-    PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME, SET_RATE, STATUS, UNSET_RATE,
+    CANCEL, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, Downstream, Downstreams, EVENTS, Endpoint, HISTORY,
+    LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME, SET_RATE, STATUS, UNSET_RATE,
 };
 
 pub(crate) use dead::Letters;
@@ -52,6 +52,7 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         Route::to(&HISTORY, Rule::Read, (live::history, api)),
         Route::to(&DOWNSTREAMS, Rule::Read, (list, api)),
         Route::to(&DOWNSTREAM, Rule::Read, (one, api)),
+        Route::to(&DOWNSTREAM_STATUS, Rule::Read, (live::status_of_one, api)),
         order(&PAUSE, api),
         order(&RESUME, api),
         order(&RESET, api),

@@ -10,7 +10,7 @@ use super::*;
 /// The file, and the requests whose answers it has.
 const FILE: &str = "src/admin/api/tests/wire.txt";
 const BILLING: &str = "/api/v1/downstreams/billing";
-const REQUESTS: [(&str, &str, &str); 47] = [
+const REQUESTS: [(&str, &str, &str); 48] = [
     ("GET", "", ""),
     ("GET", "/rate", ""),
     ("PUT", "/rate", r#"{"rate": "20/s", "for": "2h", "reason": "trial"}"#),
@@ -28,6 +28,7 @@ const REQUESTS: [(&str, &str, &str); 47] = [
     ("POST", "/cancel", r#"{"ids": ["a", "x"], "undo": true}"#),
     // What is refused.
     ("GET", "/../other", ""),
+    ("GET", "/../other/status", ""),
     ("POST", "/rate", ""),
     ("GET", "/nothing", ""),
     ("PUT", "/rate", ""),
