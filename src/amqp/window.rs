@@ -11,11 +11,8 @@ use std::collections::BTreeMap;
 
 use super::admission::GiveBack;
 
-/// The window while nothing is known of the sizes of messages.
+/// The least window while nothing is known of the sizes of messages.
 const FIRST: u64 = 2;
-
-/// The window grows by this factor once as many messages were seen as it holds.
-const STAGE: u64 = 8;
 
 /// Should all messages of a window be as long as the longest lately, their bytes are at most so many times those that
 /// may be held.
@@ -29,11 +26,9 @@ const NO_RETURN: u64 = 16;
 const SHORT: u64 = 64;
 
 /// Statistics of the sizes of one queue's messages, in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sizes {
     seen: u64,
-    /// The window that has proved good.
-    stage: u64,
     /// Sixteen times the moving mean.
     mean: u64,
     /// The longest message, whose size decays by half over some 45 messages.
@@ -84,12 +79,6 @@ pub(super) enum Step {
     Consume(u16),
 }
 
-impl Default for Sizes {
-    fn default() -> Self {
-        Self { seen: 0, stage: FIRST, mean: 0, peak: 0, returned: BTreeMap::new() }
-    }
-}
-
 impl Sizes {
     /// Adds the size of a message that was taken in, with the size that it would have had if it was given back.
     pub(super) fn note(&mut self, bytes: u64, body: u64) {
@@ -112,9 +101,6 @@ impl Sizes {
         let faded = self.peak - self.peak / 64;
         self.peak = if bytes > faded { bytes } else { faded };
         self.seen = self.seen.saturating_add(1);
-        if self.seen >= self.stage {
-            self.stage = self.stage.saturating_mul(STAGE);
-        }
     }
 
     /// Takes the messages to come for half as long, since none has come for a while.
@@ -153,13 +139,25 @@ impl Sizes {
 
     /// How many messages may be unsettled at once, where so many are. It is 0 only where there is no room for one.
     pub(super) fn target(&self, bounds: Bounds, unsettled: usize) -> u16 {
+        let wanted = self.staged(bounds.wanted.max(1));
         let target = match self.returned.keys().next_back() {
             // One is taken in while any bytes are left.
             Some(longest) => bounds.left.div_ceil((*longest).max(1)).saturating_add(unsettled as u64),
-            None => bounds.bytes.div_ceil(self.size(bounds.gives_back)).min(self.stage).max(1),
+            None => bounds.bytes.div_ceil(self.size(bounds.gives_back)).min(wanted).max(1),
         };
         let target = if bounds.gives_back == GiveBack::None { target.min(NO_RETURN) } else { target };
         u16::try_from(target).unwrap_or(u16::MAX).min(bounds.wanted.max(1))
+    }
+
+    /// The window that may be had of the one that is wanted: it doubles when as many messages were seen as it holds. Replicas
+    /// that start together share a short backlog so, of which the first to grow takes what it may. Half of a window that has
+    /// grown is free, which is when a consumer is started at once.
+    const fn staged(&self, wanted: u16) -> u64 {
+        let mut part = wanted as u64;
+        while part / 2 > self.seen && part / 2 >= FIRST {
+            part /= 2;
+        }
+        part
     }
 
     /// The size that messages are taken to have, at least 1.
