@@ -60,7 +60,7 @@ pub(super) fn value(value: &AMQPValue) -> Value {
         AMQPValue::LongString(v) => Value::Text(Bytes::copy_from_slice(v.as_bytes())),
         AMQPValue::DecimalValue(_) => Value::Other("decimal"),
         AMQPValue::FieldArray(_) => Value::Other("array"),
-        AMQPValue::Timestamp(_) => Value::Other("timestamp"),
+        AMQPValue::Timestamp(seconds) => Value::Timestamp(*seconds),
         AMQPValue::FieldTable(_) => Value::Other("table"),
         AMQPValue::ByteArray(_) => Value::Other("bytes"),
         AMQPValue::Void => Value::Other("void"),

@@ -46,6 +46,7 @@ fn header(value: &Value) -> AMQPValue {
             Ok(number) => AMQPValue::LongLongInt(number),
             Err(_) => AMQPValue::LongString(number.to_string().into()),
         },
+        Value::Timestamp(seconds) => AMQPValue::Timestamp(*seconds),
         Value::Float(number) => AMQPValue::Double(*number),
         Value::Text(text) => AMQPValue::LongString(text.to_vec().into()),
         Value::Bool(value) => AMQPValue::Boolean(*value),

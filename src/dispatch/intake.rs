@@ -9,7 +9,7 @@ use super::arrivals::Arrivals;
 use super::entry::{Age, Entry, Hold};
 use super::retry::Attempts;
 use super::source::{DeadLetter, Delivery, ParkReason, Report, Stay, Ticket};
-use crate::job::{self, Message, Reason, Rejection, Rules};
+use crate::job::{self, Message, Reason, Rejection, Rules, shown_instant};
 use crate::limit::Limit;
 use crate::pace::{LaneId, SlotRequest};
 use crate::time::{Micros, wall_now};
@@ -121,8 +121,8 @@ fn attempts(stay: &Stay) -> Attempts {
 /// What is wrong with a `paced-not-before` that lies too far in the future, if it does.
 fn too_far(not_before: Option<Micros>, now: Micros) -> Option<String> {
     let start = not_before.filter(|start| start.since(now) > LONGEST_WAIT)?;
-    let (days, start) = (LONGEST_WAIT.as_secs() / 86_400, start.0 / 1000);
-    Some(format!("`paced-not-before` {start} ms is more than {days} days ahead; send a nearer time"))
+    let (days, start) = (LONGEST_WAIT.as_secs() / 86_400, shown_instant(start.0.into()));
+    Some(format!("`paced-not-before` {start} is more than {days} days ahead; send a nearer time"))
 }
 
 /// Whether a producer waits for the outcome of a message that is no job, in a queue that a reply may go to.
@@ -133,7 +133,8 @@ fn wants_reply(message: &Message, rules: &Rules) -> bool {
 
 /// The dead letter of a job whose `paced-deadline` has passed.
 pub(super) fn expired(deadline: Micros, report: Report) -> DeadLetter {
-    let detail = format!("paced-deadline {} ms has passed", deadline.0 / 1000);
+    let deadline = if deadline.0 == 0 { "of now".to_owned() } else { shown_instant(deadline.0.into()) };
+    let detail = format!("paced-deadline {deadline} has passed");
     DeadLetter::new(Reason::Expired, detail, report)
 }
 

@@ -35,7 +35,7 @@ enum Column {
     Header(&'static str),
     Cost,
     Priority,
-    /// Milliseconds since 1970 or RFC 3339 text, as a header of the message.
+    /// An instant, as a header of the message.
     Instant(&'static str),
     /// A header of the request, in lower case.
     Request(String),

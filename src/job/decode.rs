@@ -5,7 +5,7 @@ use uuid::Uuid;
 use super::nearest::nearest;
 use super::{
     Content, CostBound, Job, MaxCost, Message, PlanRules, Reason, Rejection, ReplyTo, Request, Rules, Times,
-    Value, header, path, shown, value,
+    Value, header, instant, path, shown, value,
 };
 use crate::time::Micros;
 
@@ -76,7 +76,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         priority: message.priority.unwrap_or(0).min(MAX_PRIORITY),
         times: Times {
             // 0 is what clients send that have no clock.
-            made_at: message.timestamp.filter(|seconds| *seconds > 0).map(made_at),
+            made_at: message.timestamp.filter(|number| *number > 0).map(instant::made_at),
             not_before: fields.not_before,
             deadline: fields.deadline,
         },
@@ -89,10 +89,6 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         reply: reply
             .map(|queue| ReplyTo { queue: queue.to_owned(), correlation_id: message.correlation_id.clone() }),
     })
-}
-
-fn made_at(seconds: u64) -> Micros {
-    Micros(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000)).min(Micros::MAX)
 }
 
 fn id(given: Option<&str>) -> Result<String, Rejection> {
@@ -148,8 +144,8 @@ impl Fields {
             "plan" => self.plan.replace(plan(name, value, plans)?).is_none(),
             "method" => self.method.replace(method(name, value)?).is_none(),
             "path" => self.path.replace(path::check(value::text(name, value)?)?).is_none(),
-            "not-before" => self.not_before.replace(value::instant(name, value)?).is_none(),
-            "deadline" => self.deadline.replace(value::instant(name, value)?).is_none(),
+            "not-before" => self.not_before.replace(instant::instant(name, value)?).is_none(),
+            "deadline" => self.deadline.replace(instant::instant(name, value)?).is_none(),
             "cost" => self.cost.replace(cost(name, value)?).is_none(),
             _ if STRIPPED.contains(&key) => true,
             _ => return Err(unknown(key)),

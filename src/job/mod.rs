@@ -10,6 +10,7 @@ use crate::time::Micros;
 pub mod csv;
 mod decode;
 mod header;
+mod instant;
 pub mod ndjson;
 mod nearest;
 mod path;
@@ -20,6 +21,8 @@ pub use decode::{KNOWN as PRODUCER_HEADERS, METHODS, STRIPPED as OWN_HEADERS, de
 pub use header::NEVER as FORBIDDEN_HEADERS;
 #[cfg(any(feature = "config", feature = "http"))]
 pub(crate) use header::is_never_a_jobs;
+#[cfg(feature = "dispatch")]
+pub(crate) use instant::shown as shown_instant;
 #[cfg(feature = "config")]
 pub(crate) use nearest::nearest;
 pub use reply::ReplyRules;
@@ -76,6 +79,8 @@ pub enum Value {
     Text(Bytes),
     /// true or false.
     Bool(bool),
+    /// AMQP's type for instants, in seconds since 1970.
+    Timestamp(u64),
     /// A type that no header of a job has, by name (`table`, `array`, `void`).
     Other(&'static str),
 }

@@ -138,7 +138,7 @@ fn set(out: &mut Line, key: &str, raw: &RawValue) -> Result<(), LineError> {
     Ok(())
 }
 
-const INSTANT: &str = "milliseconds since 1970, or RFC 3339 text";
+const INSTANT: &str = "seconds or milliseconds since 1970, or RFC 3339 text";
 
 fn body(message: &mut Message, raw: &RawValue) -> Result<(), LineError> {
     if raw.get().starts_with('"') {

@@ -1,9 +1,8 @@
-//! Reads numbers, instants and texts from header values of any type.
+//! Reads numbers and texts from header values of any type.
 
 use std::str;
 
 use super::{Rejection, Value, shown};
-use crate::time::Micros;
 
 /// The longest part of a wrong value that a detail shows, in characters.
 const SHOWN: usize = 40;
@@ -26,41 +25,13 @@ pub(super) fn integer(name: &str, value: &Value) -> Result<i128, Rejection> {
         Value::Integer(number) => Some(*number),
         Value::Float(number) => whole(*number),
         Value::Text(bytes) => str::from_utf8(bytes).ok().and_then(integer_text),
-        Value::Bool(_) | Value::Other(_) => None,
+        Value::Timestamp(_) | Value::Bool(_) | Value::Other(_) => None,
     };
     found
         .ok_or_else(|| Rejection::malformed(format!("`{name}` is {}; send a whole number", described(value))))
 }
 
-/// An instant: epoch milliseconds as [`integer`] reads them, or RFC 3339.
-pub(super) fn instant(name: &str, value: &Value) -> Result<Micros, Rejection> {
-    let wrong = || {
-        Rejection::malformed(format!(
-            "`{name}` is {}; send milliseconds since 1970 or RFC 3339, such as 2030-01-31T08:00:00Z",
-            described(value)
-        ))
-    };
-    let micros = match value {
-        Value::Text(bytes) => {
-            let text = str::from_utf8(bytes).map_err(|_| wrong())?;
-            match integer_text(text) {
-                Some(millis) => millis.checked_mul(1000),
-                None => Some(text.parse::<jiff::Timestamp>().map_err(|_| wrong())?.as_microsecond().into()),
-            }
-        }
-        other => integer(name, other).map_err(|_| wrong())?.checked_mul(1000),
-    };
-    let micros = micros.and_then(|micros| i64::try_from(micros).ok());
-    match micros {
-        Some(micros @ 0..) if Micros(micros) <= Micros::MAX => Ok(Micros(micros)),
-        _ => Err(Rejection::malformed(format!(
-            "`{name}` is {}; send an instant between 1970 and 2255, in milliseconds or RFC 3339",
-            described(value)
-        ))),
-    }
-}
-
-fn integer_text(text: &str) -> Option<i128> {
+pub(super) fn integer_text(text: &str) -> Option<i128> {
     text.parse().ok().or_else(|| {
         // `inf` and `nan` are numbers to the parser, but not to a producer.
         let number = text.bytes().all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b));
@@ -68,7 +39,7 @@ fn integer_text(text: &str) -> Option<i128> {
     })
 }
 
-fn whole(number: f64) -> Option<i128> {
+pub(super) fn whole(number: f64) -> Option<i128> {
     #[expect(clippy::cast_possible_truncation, reason = "whole and within 2^53")]
     (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i128)
 }
@@ -79,14 +50,16 @@ pub(super) const fn kind(value: &Value) -> &'static str {
         Value::Integer(_) => "an integer",
         Value::Float(_) => "a double",
         Value::Text(_) => "a string",
+        Value::Timestamp(_) => "a timestamp",
         Value::Bool(_) => "a boolean",
         Value::Other(name) => name,
     }
 }
 
-fn described(value: &Value) -> String {
+pub(super) fn described(value: &Value) -> String {
     match value {
         Value::Integer(number) => number.to_string(),
+        Value::Timestamp(seconds) => seconds.to_string(),
         Value::Float(number) => format!("{number:?}"),
         Value::Text(bytes) => format!("`{}`", shown(bytes, SHOWN)),
         Value::Bool(value) => value.to_string(),

@@ -81,6 +81,7 @@ fn scalar(value: &Value) -> Option<Json> {
             let number = signed.or_else(|_| u64::try_from(*number).map(Number::from));
             number.ok().map(Json::Number)
         }
+        Value::Timestamp(seconds) => Some((*seconds).into()),
         Value::Float(number) => Number::from_f64(*number).map(Json::Number),
         Value::Bool(_) | Value::Other(_) => None,
     }

@@ -74,7 +74,7 @@ async fn a_message_comes_as_it_was_published() {
         ("paced-k", Value::Text("grüße".into())),
         ("paced-l", Value::Other("table")),
         ("paced-m", Value::Other("void")),
-        ("paced-n", Value::Other("timestamp")),
+        ("paced-n", Value::Timestamp(12)),
         ("traceparent", Value::Text("00-1".into())),
     ];
     assert_eq!(message.headers, expected.map(|(name, value)| (name.to_owned(), value)));
