@@ -89,6 +89,9 @@ pub struct Limit {
     pub algorithm: String,
     /// The rate.
     pub rate: String,
+    /// By how much its period is longer than the rate says, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin_us: Option<u64>,
     /// The burst.
     pub burst: u64,
     /// When these numbers came into force.

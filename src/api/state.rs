@@ -198,6 +198,9 @@ pub struct Limit {
     pub algorithm: String,
     /// The rate in force.
     pub rate: String,
+    /// By how much its period is longer than the rate says, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin_us: Option<u64>,
     /// The rate in the file, where another one is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_rate: Option<String>,

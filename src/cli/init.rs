@@ -25,6 +25,9 @@ pub(super) struct Args {
     /// What the API allows: COUNT/UNIT, such as 50/s or 1000/minute
     #[arg(long)]
     rate: Option<String>,
+    /// How much arrivals at the API may jitter, such as 50ms, if it counts in any window [default: 0s]
+    #[arg(long, value_name = "DURATION")]
+    margin: Option<String>,
     /// RabbitMQ [default: amqp://127.0.0.1:5672/%2f]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
@@ -87,7 +90,7 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
     let mut answers = Answers::new();
     for field in Field::ALL {
         if let Some(given) = field.given(args) {
-            render::check(field, given)
+            render::check(field, given, &answers)
                 .map_err(|problem| out::fail(Exit::Usage, format_args!("{}: {problem}", field.option())))?;
             answers.insert(field, given.clone());
         }
@@ -105,7 +108,7 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
         }
         for field in Field::ALL {
             if !answers.contains_key(&field)
-                && let Some(answer) = ask(field)?
+                && let Some(answer) = ask(field, &answers)?
             {
                 answers.insert(field, answer);
             }
@@ -120,7 +123,7 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
 }
 
 /// Asks until the answer can be used. An empty one means the default, if there is one.
-fn ask(field: Field) -> Result<Option<String>, Exit> {
+fn ask(field: Field, given: &Answers) -> Result<Option<String>, Exit> {
     loop {
         out::say(field.question());
         let mut line = String::new();
@@ -133,7 +136,7 @@ fn ask(field: Field) -> Result<Option<String>, Exit> {
         if answer.is_empty() && !field.is_required() {
             return Ok(None);
         }
-        match render::check(field, answer) {
+        match render::check(field, answer, given) {
             Ok(()) => return Ok(Some(answer.to_owned())),
             Err(problem) => out::say(format_args!("  {problem}")),
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::key::{Absent, Key};
 use super::reader::{Entry, Found, Reader, Table};
 use super::value;
+use crate::limit::calendar::Midnight;
 use crate::limit::{Algorithm, Calendar, Edges, Limit, LimitError, LimitSet, MAX_LIMITS, calendar};
 use crate::rate::{Amount, Period, Rate, RateError};
 
@@ -13,8 +14,8 @@ mod keys;
 mod word;
 
 use keys::{
-    ALGORITHM, ANCHOR, ANCHORS, BUCKETS, BURST, CAPACITY, LIMIT_RATE, LIMITS, NAME, PLAN_HINT, PLAN_LIMITS,
-    RATE, RATE_HINT, RESET, RESETS, UTC_OFFSET,
+    ALGORITHM, ANCHOR, ANCHORS, BUCKETS, BURST, CAPACITY, LIMIT_RATE, LIMITS, MARGIN, NAME, PLAN_HINT,
+    PLAN_LIMITS, RATE, RATE_HINT, RESET, RESETS, TIME_ZONE, UTC_OFFSET,
 };
 pub(super) use keys::{ALGORITHMS, KEYS};
 
@@ -169,7 +170,21 @@ fn limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize, prefix:
 }
 
 fn numbers<'v>(reader: &mut Reader<'v>, table: &Table<'v>, algorithm: &str, name: String) -> Option<Limit> {
-    let limit = match algorithm {
+    let written = as_written(reader, table, algorithm, name);
+    let margin = reader.duration(table, &MARGIN);
+    let limit = written?;
+    let margin = margin?;
+    built(reader, table, limit.and_then(|limit| limit.with_margin(margin)))
+}
+
+/// The limit without its margin.
+fn as_written<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    algorithm: &str,
+    name: String,
+) -> Option<Result<Limit, LimitError>> {
+    Some(match algorithm {
         "gcra" => {
             let (rate, burst) = (rate(reader, table), reader.integer(table, &BURST));
             Limit::gcra(name, rate?, burst?)
@@ -210,8 +225,7 @@ fn numbers<'v>(reader: &mut Reader<'v>, table: &Table<'v>, algorithm: &str, name
             let (rate, burst) = (rate(reader, table), reader.integer(table, &BURST));
             Limit::leaky_bucket(name, rate?, burst?)
         }
-    };
-    built(reader, table, limit)
+    })
 }
 
 fn quota<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: String) -> Option<Result<Limit, LimitError>> {
@@ -224,18 +238,17 @@ fn quota<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: String) -> Option
     });
     let default = if unit.is_some() || amount.is_none() { "calendar" } else { "fixed" };
     let reset = reader.choice(table, &RESET.default(default), "no reset", &RESETS);
-    let offset = if matches!(reset, Some(word::Reset::Rolling)) {
-        reader.hint(table, UTC_OFFSET.name, "a rolling quota begins with the first unit taken".to_owned());
-        Some(0)
-    } else {
-        reader.parsed(table, &UTC_OFFSET, word::utc_offset)
-    };
-    let (amount, reset, offset) = (amount?, reset?, offset?);
+    let midnight = midnight(reader, table, reset);
+    let (amount, reset, midnight) = (amount?, reset?, midnight?);
     let (count, period) = parts(amount);
     let month = amount.period() == Period::Month;
     let edges = match (reset, unit) {
         (word::Reset::Calendar, Some(unit)) => {
-            Calendar::new(unit, offset).map(Edges::Calendar).map_err(LimitError::from)
+            let calendar = match midnight {
+                Midnight::Offset(offset) => Calendar::new(unit, offset),
+                Midnight::Zone(zone) => Ok(Calendar::zoned(unit, zone)),
+            };
+            calendar.map(Edges::Calendar).map_err(LimitError::from)
         }
         (word::Reset::Calendar, None) => {
             let problem =
@@ -249,11 +262,44 @@ fn quota<'v>(reader: &mut Reader<'v>, table: &Table<'v>, name: String) -> Option
         // Local midnight is earlier than that of UTC by the offset.
         (word::Reset::Fixed, _) => {
             let micros = i64::try_from(period.as_micros()).unwrap_or(i64::MAX);
+            let Midnight::Offset(offset) = midnight else { return None };
             Edges::aligned(period, (i64::from(offset) * -60_000_000).rem_euclid(micros))
         }
         (word::Reset::Rolling, _) => Edges::first_hit(period),
     };
     Some(edges.and_then(|edges| Limit::quota(name, count, edges)))
+}
+
+/// The midnight of a quota: a time zone's, or that of an offset.
+fn midnight<'v>(reader: &mut Reader<'v>, table: &Table<'v>, reset: Option<word::Reset>) -> Option<Midnight> {
+    match reset {
+        Some(word::Reset::Rolling) => {
+            let hint = "a rolling quota begins with the first unit taken";
+            reader.hint(table, UTC_OFFSET.name, hint.to_owned());
+            reader.hint(table, TIME_ZONE.name, hint.to_owned());
+            return Some(Midnight::Offset(0));
+        }
+        Some(word::Reset::Fixed) => {
+            // It is a key of quotas, so that it is read: the schema knows it too.
+            if table.has(TIME_ZONE.name) && reader.parsed(table, &TIME_ZONE, word::time_zone).is_some() {
+                let problem =
+                    "fixed periods are equally long, and days of a time zone are not; use utc_offset";
+                reader.wrong_value(table, TIME_ZONE.name, problem);
+            }
+        }
+        Some(word::Reset::Calendar) | None => {
+            let zone = reader.parsed(table, &TIME_ZONE, word::time_zone);
+            if table.has(TIME_ZONE.name) {
+                reader.hint(
+                    table,
+                    UTC_OFFSET.name,
+                    "time_zone has its offset; give one of the two".to_owned(),
+                );
+                return zone.map(Midnight::Zone);
+            }
+        }
+    }
+    reader.parsed(table, &UTC_OFFSET, word::utc_offset).map(Midnight::Offset)
 }
 
 fn rate<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> Option<Rate> {
@@ -298,6 +344,7 @@ fn built<'v>(reader: &mut Reader<'v>, table: &Table<'v>, limit: Result<Limit, Li
     let keys: &[&str] = match error {
         LimitError::BeyondExact { .. } => &["burst", "capacity", "rate"],
         LimitError::Uneven { .. } | LimitError::CoarseBuckets { .. } => &["buckets", "rate"],
+        LimitError::Margin { .. } => &["margin"],
         LimitError::Calendar(_) | LimitError::Offset { .. } => &["utc_offset", "rate"],
         _ => &["rate"],
     };

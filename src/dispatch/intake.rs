@@ -133,7 +133,11 @@ fn wants_reply(message: &Message, rules: &Rules) -> bool {
 
 /// The dead letter of a job whose `paced-deadline` has passed.
 pub(super) fn expired(deadline: Micros, report: Report) -> DeadLetter {
-    let deadline = if deadline.0 == 0 { "of now".to_owned() } else { shown_instant(deadline.0.into()) };
+    let deadline = match deadline.0 {
+        // 0 means now, and all instants before 1970 are held as it.
+        0 => "0, or one before 1970,".to_owned(),
+        micros => shown_instant(micros.into()),
+    };
     let detail = format!("paced-deadline {deadline} has passed");
     DeadLetter::new(Reason::Expired, detail, report)
 }

@@ -72,6 +72,16 @@ pub enum LimitError {
         /// The count.
         count: u64,
     },
+    /// The margin is not shorter than the period that it is for.
+    #[error(
+        "a margin of {margin:?} at a period of {period:?}; use a shorter one, and write the rate as the API counts it"
+    )]
+    Margin {
+        /// The margin.
+        margin: Duration,
+        /// The shortest period.
+        period: Duration,
+    },
     /// The offset of the calendar is out of range.
     #[error(transparent)]
     Calendar(#[from] super::calendar::CalendarError),

@@ -4,8 +4,42 @@ use std::time::Duration;
 
 use super::tat::Pace;
 use super::{Algorithm, Limit};
+use crate::rate::Rate;
+
+impl Algorithm {
+    /// The rate in the long run.
+    pub(super) const fn rate(self) -> Rate {
+        match self {
+            Self::LeakyBucket(bucket) => bucket.rate(),
+            Self::Gcra(gcra) => gcra.rate(),
+            Self::TokenBucket(bucket) => bucket.refill(),
+            Self::FixedWindow(window) | Self::Quota(window) => window.rate(),
+            Self::SlidingWindow(window) => window.rate(),
+            Self::SlidingLog(log) => log.rate(),
+        }
+    }
+}
 
 impl Limit {
+    /// The rate that the limit allows in the long run. A month counts as its longest.
+    #[must_use]
+    pub const fn rate(&self) -> Rate {
+        self.algorithm.rate()
+    }
+
+    /// The units that may be released at one instant after a rest: the burst, or N.
+    #[must_use]
+    pub const fn burst(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::LeakyBucket(bucket) => bucket.burst() as u64,
+            Algorithm::Gcra(gcra) => gcra.burst() as u64,
+            Algorithm::TokenBucket(bucket) => bucket.capacity() as u64,
+            Algorithm::FixedWindow(window) | Algorithm::Quota(window) => window.count(),
+            Algorithm::SlidingWindow(window) => window.count(),
+            Algorithm::SlidingLog(log) => log.count(),
+        }
+    }
+
     /// The pace of a limit of the GCRA family, and whether it charges behind; `None` for other algorithms.
     #[inline]
     pub(super) const fn tat(&self) -> Option<(&Pace, bool)> {

@@ -13,6 +13,7 @@ mod gcra;
 mod kind;
 mod lanes;
 mod leaky_bucket;
+mod margin;
 mod mark;
 mod new;
 mod pause;
@@ -27,7 +28,8 @@ mod spacing;
 mod tat;
 mod window;
 
-use crate::rate::Rate;
+use std::time::Duration;
+
 use crate::time::Micros;
 
 pub use bounds::{LONGEST_LOG, MAX_BATCH, MAX_LIMITS};
@@ -53,6 +55,9 @@ pub use window::{Counting, Edges, Window};
 pub struct Limit {
     name: String,
     algorithm: Algorithm,
+    /// The algorithm as it is written, without the margin.
+    without_margin: Algorithm,
+    margin: Duration,
 }
 
 /// The algorithm of a limit, with its numbers.
@@ -108,17 +113,19 @@ impl State {
 
 impl Limit {
     fn new(name: impl Into<String>, algorithm: Algorithm) -> Self {
-        Self { name: name.into(), algorithm }
+        Self { name: name.into(), algorithm, without_margin: algorithm, margin: Duration::ZERO }
     }
 
     /// The limit as a policer takes it: a leaky bucket becomes a meter, which refuses what would
     /// overflow it. All others police as they are.
     #[must_use]
     pub fn policing(self) -> Self {
-        match self.algorithm {
-            Algorithm::LeakyBucket(bucket) => Self { algorithm: Algorithm::Gcra(bucket.meter()), ..self },
-            _ => self,
-        }
+        let meter = |algorithm| match algorithm {
+            Algorithm::LeakyBucket(bucket) => Algorithm::Gcra(bucket.meter()),
+            other => other,
+        };
+        let (algorithm, without_margin) = (meter(self.algorithm), meter(self.without_margin));
+        Self { algorithm, without_margin, ..self }
     }
 
     /// The name: the key of its state.
@@ -162,32 +169,6 @@ impl Limit {
         match self.tat() {
             Some((pace, _)) => pace.under(),
             None => Under { rate: self.rate(), burst: 1 },
-        }
-    }
-
-    /// The rate that the limit allows in the long run. A month counts as its longest.
-    #[must_use]
-    pub const fn rate(&self) -> Rate {
-        match self.algorithm {
-            Algorithm::LeakyBucket(bucket) => bucket.rate(),
-            Algorithm::Gcra(gcra) => gcra.rate(),
-            Algorithm::TokenBucket(bucket) => bucket.refill(),
-            Algorithm::FixedWindow(window) | Algorithm::Quota(window) => window.rate(),
-            Algorithm::SlidingWindow(window) => window.rate(),
-            Algorithm::SlidingLog(log) => log.rate(),
-        }
-    }
-
-    /// The units that may be released at one instant after a rest: the burst, or N.
-    #[must_use]
-    pub const fn burst(&self) -> u64 {
-        match self.algorithm {
-            Algorithm::LeakyBucket(bucket) => bucket.burst() as u64,
-            Algorithm::Gcra(gcra) => gcra.burst() as u64,
-            Algorithm::TokenBucket(bucket) => bucket.capacity() as u64,
-            Algorithm::FixedWindow(window) | Algorithm::Quota(window) => window.count(),
-            Algorithm::SlidingWindow(window) => window.count(),
-            Algorithm::SlidingLog(log) => log.count(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Changes of a limit's count and period that keep everything else.
 
-use super::{Algorithm, Calendar, Counting, Edges, Limit, LimitError, LimitSet, calendar};
+use super::{Algorithm, Counting, Edges, Limit, LimitError, LimitSet, calendar};
 use crate::rate::{Amount, Period, RateError};
 
 /// The reason why a rate cannot be set for a limit.
@@ -27,7 +27,7 @@ pub enum Problem {
 const DAY: Period = Period::Micros(86_400_000_000);
 
 impl Limit {
-    /// The limit at another rate, under the same name.
+    /// The limit at another rate, under the same name and with the same margin.
     ///
     /// # Errors
     /// [`Problem`] where that makes no limit.
@@ -38,7 +38,7 @@ impl Limit {
             true => Err(RateError::QuotaUnit(rate.to_string())),
             false => Ok(rate.period().longest()),
         };
-        let limit = match self.algorithm() {
+        let limit = match self.without_margin() {
             Algorithm::LeakyBucket(bucket) => {
                 plain()?;
                 Limit::leaky_bucket(name, rate.rate()?, bucket.burst())
@@ -61,7 +61,7 @@ impl Limit {
             Algorithm::SlidingLog(_) => Limit::sliding_log(name, count, plain()?),
             Algorithm::Quota(quota) => Limit::quota(name, count, edges(quota, rate.period())?),
         };
-        Ok(limit?)
+        Ok(limit?.with_margin(self.margin())?)
     }
 }
 
@@ -74,8 +74,7 @@ fn edges(quota: Counting, period: Period) -> Result<Edges, Problem> {
             Period::Month => calendar::Unit::Month,
             Period::Micros(_) => return Err(Problem::Calendar),
         };
-        let calendar = Calendar::new(unit, calendar.offset_minutes()).map_err(LimitError::from)?;
-        return Ok(Edges::Calendar(calendar));
+        return Ok(Edges::Calendar(calendar.of(unit)));
     }
     if period == Period::Month {
         return Err(Problem::Month);
@@ -91,17 +90,17 @@ fn edges(quota: Counting, period: Period) -> Result<Edges, Problem> {
     })
 }
 
-/// The rate of a limit as people write it, such as `50/s` or `1000000/month`. Parsed again, it gives the limit the same
-/// numbers.
+/// The rate of a limit as people write it, such as `50/s` or `1000000/month`, without its margin. Parsed again, it gives
+/// the limit the same numbers.
 #[must_use]
 pub fn rate_text(limit: &Limit) -> String {
     let periods = |count, period| match Amount::per(count, period) {
         Ok(amount) => amount.to_string(),
         // The numbers of a limit always make an amount.
-        Err(_) => limit.rate().to_string(),
+        Err(_) => limit.without_margin().rate().to_string(),
     };
     let micros = |count, period: i64| periods(count, Period::Micros(period.unsigned_abs()));
-    match limit.algorithm() {
+    match limit.without_margin() {
         Algorithm::FixedWindow(window) | Algorithm::Quota(window) => match window.edges() {
             Edges::Calendar(calendar) => {
                 let period = match calendar.unit() {
@@ -118,11 +117,15 @@ pub fn rate_text(limit: &Limit) -> String {
         }
         Algorithm::SlidingLog(log) => micros(log.count(), log.period()),
         _ => {
-            // Whole seconds are easier to read, where they are not too many.
-            let (rate, text) = (limit.rate(), limit.rate().to_string());
-            match text.parse::<Amount>() {
-                Ok(_) => text,
-                Err(_) => periods(rate.count(), Period::Micros(rate.period_micros())),
+            let rate = limit.without_margin().rate();
+            let text = rate.to_string();
+            let (count, period) = rate.written();
+            match (text.parse::<Amount>(), Amount::new(count, period)) {
+                // A margin is added to the period as it is written.
+                (_, Ok(written)) if !limit.margin().is_zero() => written.to_string(),
+                // Whole seconds are easier to read, where they are not too many.
+                (Ok(_), _) => text,
+                (Err(_), _) => periods(rate.count(), Period::Micros(rate.period_micros())),
             }
         }
     }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::calendar::Unit;
 use super::*;
+use crate::rate::Rate;
 
 mod adopt;
 mod bounds;

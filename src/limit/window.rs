@@ -70,6 +70,23 @@ impl Edges {
         Micros(end.min(Micros::MAX.0))
     }
 
+    /// The length of a window without a change of the clocks, µs; a month counts as its longest.
+    const fn usual(self) -> i64 {
+        match self {
+            Self::Calendar(calendar) => calendar.unit().length(),
+            edges => edges.longest(),
+        }
+    }
+
+    /// The length of the shortest window, µs.
+    #[must_use]
+    pub(super) const fn shortest(self) -> i64 {
+        match self {
+            Self::Aligned { period, .. } | Self::FirstHit { period } => period,
+            Self::Calendar(calendar) => calendar.shortest(),
+        }
+    }
+
     /// The length of the longest window, µs.
     #[must_use]
     pub const fn longest(self) -> i64 {
@@ -101,8 +118,8 @@ impl Counting {
     /// # Errors
     /// [`LimitError`] when the count is 0 or over what is a rate, or the offset is not within the period.
     pub(super) fn new(count: u64, edges: Edges) -> Result<Self, LimitError> {
-        let longest = u64::try_from(edges.longest()).map_err(|_| RateError::Zero)?;
-        let period = Duration::from_micros(longest);
+        let usual = u64::try_from(edges.usual()).map_err(|_| RateError::Zero)?;
+        let period = Duration::from_micros(usual);
         let rate = Rate::new(count, period)?;
         // Anybody may build the variant directly.
         if let Edges::Aligned { period: micros, offset } = edges
@@ -125,7 +142,7 @@ impl Counting {
         self.edges
     }
 
-    /// N per longest window.
+    /// N per window without a change of the clocks; a month counts as its longest.
     #[must_use]
     pub const fn rate(self) -> Rate {
         self.rate

@@ -180,6 +180,7 @@ fn in_force(record: &RecordState) -> Option<InForce> {
             name: in_force.name().to_owned(),
             algorithm: algorithm(in_force).to_owned(),
             rate: rate_text(in_force),
+            margin_us: in_force.margin_micros(),
             file_rate: (in_force != file).then(|| rate_text(file)),
             ..Limit::default()
         };

@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::limit::{Calendar, Combine, Edges, calendar};
 
+mod newest;
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn rate(text: &str) -> crate::Rate {
@@ -120,7 +122,7 @@ fn texts_that_are_no_terms() {
         assert!(text.contains(from), "{from}");
         Terms::parse(&text.replace(from, to)).unwrap_err()
     };
-    assert_eq!(with("\"version\":1", "\"version\":3"), TermsError::Version { found: 3, known: 2 });
+    assert_eq!(with("\"version\":1", "\"version\":4"), TermsError::Version { found: 4, known: 3 });
     let leaky = with("\"leaky-bucket\"", "\"sieve\"");
     assert_eq!(leaky, TermsError::Algorithm { limit: RATE_LIMIT.to_owned(), algorithm: "sieve".to_owned() });
     assert!(leaky.to_string().contains("run the same version of paced everywhere"), "{leaky}");

@@ -8,13 +8,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Origin, Override, Replica, Terms, TermsError};
+use crate::limit::calendar::{Midnight, Zone};
 use crate::limit::{Algorithm, Calendar, Combine, Edges, Limit, LimitError, LimitSet, calendar};
 use crate::rate::{Amount, Rate};
 use crate::time::Micros;
 
-/// The version in which terms say where they come from. Those that do not say so are written in the first one, so that
-/// their text stays the same.
-const VERSION: u64 = 2;
+/// The newest version, in which limits have margins, and quotas time zones.
+const VERSION: u64 = 3;
+
+/// The version in which terms say where they come from. Terms are written in the lowest version that has what they say, so
+/// that replicas of an older paced read them, and texts stay the same.
+const WITH_ORIGINS: u64 = 2;
 
 #[derive(Deserialize)]
 struct Versioned {
@@ -75,8 +79,16 @@ enum How {
 struct One {
     name: String,
     algorithm: String,
-    /// The numbers of the algorithm: one of the structs below.
+    /// The numbers of the algorithm, without the margin: one of the structs below.
     numbers: Value,
+    /// µs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    margin: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The numbers of the GCRA family. Periods are in µs here and below.
@@ -102,6 +114,7 @@ enum Ends {
     Aligned { period: u64, offset: i64 },
     FirstHit { period: u64 },
     Calendar { unit: Unit, offset_minutes: i16 },
+    Zone { unit: Unit, name: String },
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -152,8 +165,13 @@ pub(super) fn write(terms: &Terms) -> String {
     let has_origins = terms.loaded.is_some()
         || !terms.since.is_empty()
         || terms.overrides.values().any(|one| one.by.is_some());
+    let version = match (terms.all().into_iter().any(is_new), has_origins) {
+        (true, _) => VERSION,
+        (false, true) => WITH_ORIGINS,
+        (false, false) => 1,
+    };
     let text = Text {
-        version: if has_origins { VERSION } else { 1 },
+        version,
         revision: terms.revision,
         limits: set(&terms.limits),
         plans: terms.plans.iter().map(|(name, limits)| (name.clone(), set(limits))).collect(),
@@ -163,6 +181,17 @@ pub(super) fn write(terms: &Terms) -> String {
     };
     // Maps have text keys and numbers are finite, so this is always valid JSON.
     serde_json::to_string(&text).unwrap_or_default()
+}
+
+/// Whether the limit has what only the newest version says.
+fn is_new(limit: &Limit) -> bool {
+    let is_zoned = match limit.algorithm() {
+        Algorithm::Quota(window) => {
+            matches!(window.edges(), Edges::Calendar(calendar) if matches!(calendar.midnight(), Midnight::Zone(_)))
+        }
+        _ => false,
+    };
+    is_zoned || !limit.margin().is_zero()
 }
 
 fn origin_text(Origin { at, replica: Replica { id, host } }: &Origin) -> OriginText {
@@ -200,7 +229,7 @@ pub const fn algorithm(limit: &Limit) -> &'static str {
 }
 
 fn one(limit: &Limit) -> One {
-    let numbers = match limit.algorithm() {
+    let numbers = match limit.without_margin() {
         Algorithm::LeakyBucket(bucket) => pace(bucket.rate(), bucket.burst()),
         Algorithm::Gcra(gcra) => pace(gcra.rate(), gcra.burst()),
         Algorithm::TokenBucket(bucket) => pace(bucket.refill(), bucket.capacity()),
@@ -214,7 +243,8 @@ fn one(limit: &Limit) -> One {
             json(&Logged { count: log.count(), period: log.period().unsigned_abs() })
         }
     };
-    One { name: limit.name().to_owned(), algorithm: algorithm(limit).to_owned(), numbers }
+    let margin = limit.margin_micros().unwrap_or(0);
+    One { name: limit.name().to_owned(), algorithm: algorithm(limit).to_owned(), numbers, margin }
 }
 
 fn pace(rate: Rate, burst: u32) -> Value {
@@ -226,14 +256,17 @@ fn windows(count: u64, edges: Edges) -> Value {
     let edges = match edges {
         Edges::Aligned { period, offset } => Ends::Aligned { period: period.unsigned_abs(), offset },
         Edges::FirstHit { period } => Ends::FirstHit { period: period.unsigned_abs() },
-        Edges::Calendar(calendar) => Ends::Calendar {
-            unit: match calendar.unit() {
+        Edges::Calendar(calendar) => {
+            let unit = match calendar.unit() {
                 calendar::Unit::Day => Unit::Day,
                 calendar::Unit::Week => Unit::Week,
                 calendar::Unit::Month => Unit::Month,
-            },
-            offset_minutes: calendar.offset_minutes(),
-        },
+            };
+            match calendar.midnight() {
+                Midnight::Offset(offset_minutes) => Ends::Calendar { unit, offset_minutes },
+                Midnight::Zone(zone) => Ends::Zone { unit, name: zone.name().to_owned() },
+            }
+        }
     };
     json(&Windows { count, edges })
 }
@@ -295,7 +328,7 @@ fn as_set(set: Set) -> Result<LimitSet, TermsError> {
     LimitSet::combined(combine, limits).map_err(malformed)
 }
 
-fn as_limit(One { name, algorithm, numbers }: One) -> Result<Limit, TermsError> {
+fn as_limit(One { name, algorithm, numbers, margin }: One) -> Result<Limit, TermsError> {
     let limit = match algorithm.as_str() {
         "leaky-bucket" => {
             let (rate, burst) = as_pace(numbers)?;
@@ -331,7 +364,7 @@ fn as_limit(One { name, algorithm, numbers }: One) -> Result<Limit, TermsError> 
         }
         _ => return Err(TermsError::Algorithm { limit: name, algorithm }),
     };
-    limit.map_err(malformed)
+    limit.and_then(|limit| limit.with_margin(micros(margin))).map_err(malformed)
 }
 
 fn of<T: DeserializeOwned>(numbers: Value) -> Result<T, TermsError> {
@@ -352,12 +385,16 @@ fn as_edges(edges: Ends) -> Result<Edges, LimitError> {
         Ends::Aligned { period, offset } => Edges::aligned(micros(period), offset)?,
         Ends::FirstHit { period } => Edges::first_hit(micros(period))?,
         Ends::Calendar { unit, offset_minutes } => {
-            let unit = match unit {
-                Unit::Day => calendar::Unit::Day,
-                Unit::Week => calendar::Unit::Week,
-                Unit::Month => calendar::Unit::Month,
-            };
-            Edges::Calendar(Calendar::new(unit, offset_minutes)?)
+            Edges::Calendar(Calendar::new(as_unit(unit), offset_minutes)?)
         }
+        Ends::Zone { unit, name } => Edges::Calendar(Calendar::zoned(as_unit(unit), Zone::named(&name)?)),
     })
+}
+
+const fn as_unit(unit: Unit) -> calendar::Unit {
+    match unit {
+        Unit::Day => calendar::Unit::Day,
+        Unit::Week => calendar::Unit::Week,
+        Unit::Month => calendar::Unit::Month,
+    }
 }

@@ -204,7 +204,7 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
         "listen = \"[::1]:9750\" # --set",
         "[downstreams.a]",
         "rate = \"1/s\" # paced.toml:2:8",
-        "limits = [{ algorithm = \"leaky-bucket\", rate = \"5/m\", burst = 1 }] # paced.toml:4:10",
+        "limits = [{ algorithm = \"leaky-bucket\", rate = \"5/m\", burst = 1, margin = \"0s\" }] # paced.toml:4:10",
         "concurrency = 7 # env PACED_DOWNSTREAMS__A__CONCURRENCY",
         "base_url = \"http://localhost/\" # paced.toml:3:17",
         "[downstreams.a.http.headers]",

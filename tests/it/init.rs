@@ -134,6 +134,7 @@ async fn without_a_terminal_it_says_what_to_give() {
     assert!(output.stderr.contains("give --downstream, --base-url, such as"), "{}", output.stderr);
     for (option, value, problem) in [
         ("--rate", "fast", "paced: --rate: `fast` is no rate"),
+        ("--margin", "1m", "paced: --margin: a margin of 60s at a period of 60s"),
         ("--downstream", "My API", "paced: --downstream: no name for a downstream"),
         ("--base-url", "https://api.example.com", "paced: --base-url: does not end in `/`"),
         ("--broker", "redis://u:hunter2@a", "paced: --broker: not the URL of a broker"),
@@ -163,7 +164,7 @@ async fn on_a_terminal(folder: &TempDir, args: &str, typed: &'static [u8]) -> (O
 #[tokio::test]
 async fn on_a_terminal_it_asks_until_it_can_be_used() {
     let folder = tempdir().unwrap();
-    let typed = b"My API\nbilling\nhttps://api.example.com\nhttps://api.example.com/\n0.5/s\n1/2s\n\nredis://cache\n\n";
+    let typed = b"My API\nbilling\nhttps://api.example.com\nhttps://api.example.com/\n0.5/s\n1/2s\n3s\n50ms\n\nredis://cache\n\n";
     let (code, said) = on_a_terminal(&folder, "--file paced.toml", typed).await;
     assert_eq!(code, Some(0), "{said}");
     for text in [
@@ -171,13 +172,16 @@ async fn on_a_terminal_it_asks_until_it_can_be_used() {
         "no name for a downstream; use up to 63",
         "does not end in `/`; end it with `/`",
         "`0.5/s` is no rate; write 1/2s",
+        "Does it count in any window",
+        "a margin of 3s at a period of 2s; use a shorter one",
         "RabbitMQ [amqp://127.0.0.1:5672/%2f]:",
         "An existing queue",
     ] {
         assert!(said.contains(text), "{text} in {said}");
     }
     let value = in_effect(folder.path(), "paced.toml").await;
-    assert_eq!(value("downstreams.billing.rate"), "1/2s");
+    let limits = value("downstreams.billing.limits").to_string();
+    assert!(limits.contains("1/2s") && limits.contains("50ms"), "{limits}");
     assert_eq!(value("downstreams.billing.http.base_url"), "https://api.example.com/");
     assert_eq!(
         (value("store.url"), value("downstreams.billing.queue.name")),
@@ -189,7 +193,7 @@ async fn on_a_terminal_it_asks_until_it_can_be_used() {
     let (code, said) = on_a_terminal(
         &folder,
         "--downstream crm --broker amqp://rabbit --file crm.toml",
-        b"http://crm/\n5/s\n\n\n",
+        b"http://crm/\n5/s\n\n\n\n",
     )
     .await;
     assert_eq!(code, Some(0), "{said}");

@@ -25,6 +25,7 @@ mod restarts;
 mod runtimes;
 mod sentinels;
 mod tombstones;
+mod zones;
 
 /// Time-outs that suit a loaded machine, for tests of other properties.
 fn patient() -> RedisOptions {

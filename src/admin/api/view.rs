@@ -93,6 +93,7 @@ fn numbers(limit: &limit::Limit) -> Limit {
         name: limit.name().to_owned(),
         algorithm: algorithm(limit).to_owned(),
         rate: rate_text(limit),
+        margin_us: limit.margin_micros(),
         burst: limit.burst(),
         ..Limit::default()
     }

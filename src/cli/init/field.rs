@@ -8,20 +8,22 @@ pub(super) enum Field {
     Downstream,
     BaseUrl,
     Rate,
+    Margin,
     Broker,
     Store,
     Queue,
 }
 
 impl Field {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Downstream, Self::BaseUrl, Self::Rate, Self::Broker, Self::Store, Self::Queue];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Downstream, Self::BaseUrl, Self::Rate, Self::Margin, Self::Broker, Self::Store, Self::Queue];
 
     pub(super) const fn option(self) -> &'static str {
         match self {
             Self::Downstream => "--downstream",
             Self::BaseUrl => "--base-url",
             Self::Rate => "--rate",
+            Self::Margin => "--margin",
             Self::Broker => "--broker",
             Self::Store => "--store",
             Self::Queue => "--queue",
@@ -33,6 +35,7 @@ impl Field {
             Self::Downstream => args.downstream.as_ref(),
             Self::BaseUrl => args.base_url.as_ref(),
             Self::Rate => args.rate.as_ref(),
+            Self::Margin => args.margin.as_ref(),
             Self::Broker => args.broker.as_ref(),
             Self::Store => args.store.as_ref(),
             Self::Queue => args.queue.as_ref(),
@@ -46,6 +49,10 @@ impl Field {
                 "Its URL, to which each job's path is appended, such as https://api.example.com/v1/:"
             }
             Self::Rate => "What it allows, such as 50/s or 1000/minute:",
+            Self::Margin => {
+                "Does it count in any window, such as in any second? If so, by how much arrivals there may jitter, such as \
+                 50ms [0s]:"
+            }
             Self::Broker => "RabbitMQ [amqp://127.0.0.1:5672/%2f]:",
             Self::Store => {
                 "Redis, by which all replicas share the pace, such as redis://HOST:6379; memory: for one process alone \
@@ -64,6 +71,7 @@ impl Field {
         match self {
             Self::Broker => Some("amqp://127.0.0.1:5672/%2f"),
             Self::Store => Some("memory:"),
+            Self::Margin => Some("0s"),
             _ => None,
         }
     }

@@ -72,7 +72,7 @@ pub(super) fn document(answers: &Answers) -> String {
     let line = |key: &str, field| format!("{key} = {}\n", quote(get(answers, field)));
     let mut text = line("amqp.url", Field::Broker) + &line("store.url", Field::Store);
     let _ = writeln!(text, "[downstreams.{}]", quote(get(answers, Field::Downstream)));
-    text += &line("rate", Field::Rate);
+    text += &rate(answers);
     text += &line("http.base_url", Field::BaseUrl);
     if answers.contains_key(&Field::Queue) {
         text += &line("queue.name", Field::Queue);
@@ -80,16 +80,29 @@ pub(super) fn document(answers: &Answers) -> String {
     text
 }
 
-/// Checks an answer as the daemon would. The problem never repeats a secret.
-pub(super) fn check(field: Field, answer: &str) -> Result<(), String> {
+/// The line of the rate, which is a limit of its own where it has a margin.
+fn rate(answers: &Answers) -> String {
+    let rate = quote(get(answers, Field::Rate));
+    match answers.get(&Field::Margin).map(String::as_str) {
+        None | Some("0s") => format!("rate = {rate}\n"),
+        Some(margin) => format!("limits = [{{ rate = {rate}, margin = {} }}]\n", quote(margin)),
+    }
+}
+
+/// Checks an answer as the daemon would, together with those that were `given` before. The problem never repeats a secret.
+pub(super) fn check(field: Field, answer: &str, given: &Answers) -> Result<(), String> {
     let others = [
         (Field::Downstream, "billing"),
         (Field::BaseUrl, "http://localhost/"),
-        (Field::Rate, "1/s"),
+        // No margin that is meant is as long as this period. The two are checked together once both are known.
+        (Field::Rate, "1/180d"),
         (Field::Broker, "amqp://127.0.0.1/"),
         (Field::Store, "memory:"),
     ];
     let mut answers: Answers = others.map(|(field, text)| (field, text.to_owned())).into();
+    // All other answers are right or wrong by themselves.
+    let of_the_limit = given.iter().filter(|(field, _)| matches!(field, Field::Rate | Field::Margin));
+    answers.extend(of_the_limit.map(|(field, text)| (*field, text.clone())));
     answers.insert(field, answer.to_owned());
     let checked = config::load_text("answer", &document(&answers), Path::new(""));
     let first = |errors: config::ConfigErrors| errors.iter().next().map(|error| error.problem().to_owned());
@@ -128,9 +141,17 @@ const RETRY: &str = "\
 max_attempts = 8
 ";
 
+const FURTHER_LIMITS: &str = "\
+# Further limits, all of which must allow a job. A `margin` is for APIs that count in any window, since arrivals jitter.
+# limits = [{ algorithm = \"sliding-log\", rate = \"1000/hour\", margin = \"50ms\" }]
+";
+
+const MARGIN: &str = "# Its period is longer by the margin, since arrivals jitter and the API counts in any window. More limits may follow.\n";
+
 /// The file. With `beside` the URLs with passwords are in files of their own beside it.
 pub(super) fn file(answers: &Answers, beside: bool) -> String {
-    let (name, rate) = (get(answers, Field::Downstream), quote(get(answers, Field::Rate)));
+    let (name, rate) = (get(answers, Field::Downstream), rate(answers));
+    let more = if rate.starts_with("rate") { FURTHER_LIMITS } else { MARGIN };
     let mut text = HEAD.to_owned();
     text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
     text += &url(answers, Field::Broker, "amqp.url", beside);
@@ -141,9 +162,7 @@ pub(super) fn file(answers: &Answers, beside: bool) -> String {
     let _ = write!(
         text,
         "\n# One table for each API. Jobs for this one have the routing key `{name}`.\n[downstreams.{name}]\n\
-         # COUNT/UNIT or COUNT per N UNIT, evenly spaced.\nrate = {rate}\n\
-         # Further limits, all of which must allow a job.\n\
-         # limits = [{{ algorithm = \"sliding-log\", rate = \"1000/hour\" }}]\n\
+         # COUNT/UNIT or COUNT per N UNIT, evenly spaced.\n{rate}{more}\
          # Sends in flight, in each replica: at least what the rate releases while an answer takes.\nconcurrency = 64\n"
     );
     if answers.contains_key(&Field::Queue) {
@@ -216,21 +235,37 @@ mod tests {
             (Field::Rate, "5\"\n[admin]\n#", "is no rate"),
             (Field::Broker, "redis://a", "not the URL of a broker"),
             (Field::Broker, "amqp://user:hunter2@", "has no host"),
+            (Field::Margin, "soon", "`soon` is no duration"),
             (Field::Store, "amqp://a", "not the URL of a store"),
             (Field::Queue, "", "no name of a queue"),
         ] {
-            let problem = check(field, wrong).unwrap_err();
+            let problem = check(field, wrong, &Answers::new()).unwrap_err();
             assert!(problem.contains(expected) && !problem.contains("hunter2"), "{wrong}: {problem}");
         }
         for (field, right) in [
             (Field::Downstream, "crm"),
             (Field::BaseUrl, "https://api.example.com/"),
             (Field::Rate, "1 per 3 seconds"),
+            (Field::Margin, "50ms"),
             (Field::Broker, "amqps://user:secret@a/v"),
             (Field::Store, "redis+cluster://a,b"),
             (Field::Queue, "a \"queue\""),
         ] {
-            assert_eq!(check(field, right), Ok(()), "{right}");
+            assert_eq!(check(field, right, &Answers::new()), Ok(()), "{right}");
+        }
+    }
+
+    #[test]
+    fn a_margin_and_a_rate_are_checked_together_whichever_comes_first() {
+        let given = |field, text: &str| Answers::from([(field, text.to_owned())]);
+        assert_eq!(check(Field::Margin, "2s", &Answers::new()), Ok(()));
+        assert_eq!(check(Field::Margin, "2s", &given(Field::Rate, "1000/minute")), Ok(()));
+        assert_eq!(check(Field::Rate, "1000/minute", &given(Field::Margin, "2s")), Ok(()));
+        for problem in [
+            check(Field::Margin, "2s", &given(Field::Rate, "10/s")).unwrap_err(),
+            check(Field::Rate, "10/s", &given(Field::Margin, "2s")).unwrap_err(),
+        ] {
+            assert!(problem.contains("a margin of 2s at a period of 1s; use a shorter one"), "{problem}");
         }
     }
 }

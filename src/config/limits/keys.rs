@@ -26,8 +26,9 @@ keys! {
     { algorithm = "token-bucket", rate = "100/minute", capacity = 100 },
     { algorithm = "fixed-window", rate = "1000/hour", anchor = "first-hit" },
     { algorithm = "sliding-window", rate = "1000/hour", buckets = 60 },
-    { algorithm = "sliding-log", rate = "100/minute", name = "per-minute" },
+    { algorithm = "sliding-log", rate = "100/minute", name = "per-minute", margin = "50ms" },
     { algorithm = "quota", rate = "1_000_000/month", reset = "calendar", utc_offset = "+02:00" },
+    { algorithm = "quota", rate = "50_000/day", time_zone = "America/Los_Angeles" },
 ]"#);
     /// The limits that jobs of this plan keep besides those of their downstream. A plan may have any limits, as a
     /// downstream.
@@ -64,19 +65,27 @@ keys! {
     pub(super) RESET = "reset".otherwise("`\"calendar\"` for days, weeks and months, else `\"fixed\"`");
     /// quota: the offset of midnight from UTC, such as +02:00.
     pub(super) UTC_OFFSET = "utc_offset".default("Z").matches("^(Z|[+-][0-9][0-9]:[0-5][0-9])$");
+    /// quota, by the calendar: the time zone of midnight instead of utc_offset, by its IANA name, such as
+    /// America/Los_Angeles. A day has 23 or 25 hours where summer time begins and ends.
+    pub(super) TIME_ZONE = "time_zone".matches("^[A-Za-z]").example("America/Los_Angeles");
+    /// By how much its period is longer than `rate` says, since arrivals at the API jitter (docs/algorithms.md); a
+    /// fixed-window of the clock and a quota begin that much after their edge. It is shorter than the period.
+    pub(super) MARGIN = "margin".default("0s");
 }
 
 pub(in crate::config) const ALGORITHMS: [&str; 7] =
     ["leaky-bucket", "gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
 
 /// Every key of a limit but `algorithm`, `name` and `rate`, with the algorithms that have it.
-pub(in crate::config) const KEYS: [(Key<'static>, &[&str]); 6] = [
+pub(in crate::config) const KEYS: [(Key<'static>, &[&str]); 8] = [
     (BURST, &["leaky-bucket", "gcra"]),
     (CAPACITY, &["token-bucket"]),
     (ANCHOR, &["fixed-window"]),
     (BUCKETS, &["sliding-window"]),
     (RESET, &["quota"]),
     (UTC_OFFSET, &["quota"]),
+    (TIME_ZONE, &["quota"]),
+    (MARGIN, &ALGORITHMS),
 ];
 
 pub(super) const ANCHORS: [(&str, Anchor); 2] = [("epoch", Anchor::Epoch), ("first-hit", Anchor::FirstHit)];

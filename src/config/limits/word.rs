@@ -1,7 +1,9 @@
 //! Parses texts that only limits have. The problems say what would be right.
 
 use crate::config::value::{clipped, name, rate, shown};
+use crate::job::nearest;
 use crate::limit::Calendar;
+use crate::limit::calendar::Zone;
 use crate::rate::{Amount, RateError};
 
 /// Parses an amount whose period is not a calendar's.
@@ -56,6 +58,19 @@ pub(super) fn utc_offset(text: &str) -> Result<i16, String> {
     Ok(sign * offset)
 }
 
+/// Parses the name of a time zone.
+pub(super) fn time_zone(text: &str) -> Result<Zone, String> {
+    Zone::named(text).map_err(|_| {
+        let names: Vec<String> = Zone::names().collect();
+        let near = nearest(text, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let hint = match near {
+            Some(name) => format!("did you mean `{name}`?"),
+            None => "write its name in the IANA database, such as America/Los_Angeles".to_owned(),
+        };
+        format!("{} is no time zone; {hint}", shown(text))
+    })
+}
+
 /// Checks the name of a limit: it has no dot, so that it cannot be one of a plan's.
 pub(super) fn limit_name(text: &str) -> Result<String, String> {
     name("limit", text).map(|()| text.to_owned())
@@ -79,6 +94,22 @@ mod tests {
         }
         for text in ["+14:01", "-15:00", "+99:00"] {
             assert_eq!(utc_offset(text), Err(format!("`{text}` is out of range; use -14:00 to +14:00")));
+        }
+    }
+
+    #[test]
+    fn time_zones_by_their_names() {
+        for (text, name) in [
+            ("America/Los_Angeles", "America/Los_Angeles"),
+            ("europe/BERLIN", "Europe/Berlin"),
+            ("UTC", "UTC"),
+        ] {
+            assert_eq!(time_zone(text).map(Zone::name), Ok(name), "{text}");
+        }
+        let near = time_zone("America/LosAngeles").unwrap_err();
+        assert_eq!(near, "`America/LosAngeles` is no time zone; did you mean `America/Los_Angeles`?");
+        for text in ["", "Mars", "CEST-2", "../../etc/passwd", "+02:00"] {
+            assert!(time_zone(text).unwrap_err().contains("is no time zone"), "{text}");
         }
     }
 

@@ -128,6 +128,7 @@ fn both_know_the_same_keys() {
                     "rate" => "1/s".into(),
                     "name" => "any".into(),
                     "capacity" => 5.into(),
+                    "time_zone" => "UTC".into(),
                     other => panic!("give {other} a value here"),
                 });
             // The algorithm is that of the row.

@@ -91,14 +91,12 @@ fn limits_table(all: &Declarations) -> String {
         "| algorithm | keys besides `algorithm`, `rate` and `name` | their defaults |\n|---|---|---|\n"
             .to_owned();
     for algorithm in ALGORITHMS {
-        let has = |one: &&Declared| {
-            let mut keys = KEYS.iter().filter(|(_, algorithms)| algorithms.contains(&algorithm));
-            keys.any(|(key, _)| one.path == format!("downstreams.NAME.limits.{}", key.name))
-        };
-        let own: Vec<&Declared> = all.0.iter().filter(has).collect();
-        let cells = |cell: &dyn Fn(&Declared) -> String, separator| match own.is_empty() {
-            true => "none".to_owned(),
-            false => own.iter().map(|one| cell(one)).collect::<Vec<_>>().join(separator),
+        let keys = KEYS.iter().filter(|(_, algorithms)| algorithms.contains(&algorithm));
+        let paths = keys.map(|(key, _)| format!("downstreams.NAME.limits.{}", key.name));
+        let own: Vec<&Declared> =
+            paths.filter_map(|path| all.0.iter().find(|one| one.path == path)).collect();
+        let cells = |cell: &dyn Fn(&Declared) -> String, separator| {
+            own.iter().map(|one| cell(one)).collect::<Vec<_>>().join(separator)
         };
         let names = cells(&|one| format!("`{}`", one.key.name), ", ");
         let defaults = cells(&|one| default_cell(all, one).trim_start_matches("unset: ").to_owned(), "; ");

@@ -1,9 +1,9 @@
 use jiff::civil::date;
+use jiff::tz::TimeZoneDatabase;
 use proptest::prelude::*;
 
 use super::*;
 
-const DAY: i64 = 86_400_000_000;
 const UNITS: [Unit; 3] = [Unit::Day, Unit::Week, Unit::Month];
 
 fn calendar(unit: Unit, offset_minutes: i16) -> Calendar {
@@ -60,6 +60,102 @@ fn oracle(unit: Unit, offset_minutes: i16, at: i64) -> (i64, i64) {
     (begin * DAY - offset, end * DAY - offset)
 }
 
+fn zone(name: &str) -> Zone {
+    Zone::named(name).unwrap()
+}
+
+/// The beginnings of periods around the changes of summer time, as they stand in almanacs. In Los Angeles clocks are set at 2 on
+/// the second Sunday of March and the first one of November; in Berlin at 1 UTC on the last ones of March and October; in
+/// Cairo at midnight, so that a day begins at 1; in Havana back from 1 to midnight, so that a day begins twice; on Lord Howe
+/// Island by half an hour.
+#[test]
+fn periods_in_time_zones_over_both_changes() {
+    for (name, unit, instant, begin, end) in [
+        ("America/Los_Angeles", Unit::Day, "2026-03-08T12:00Z", "2026-03-08T08:00Z", "2026-03-09T07:00Z"),
+        (
+            "America/Los_Angeles",
+            Unit::Day,
+            "2026-03-08T07:59:59.999999Z",
+            "2026-03-07T08:00Z",
+            "2026-03-08T08:00Z",
+        ),
+        ("America/Los_Angeles", Unit::Day, "2026-11-01T12:00Z", "2026-11-01T07:00Z", "2026-11-02T08:00Z"),
+        ("America/Los_Angeles", Unit::Week, "2026-03-08T12:00Z", "2026-03-02T08:00Z", "2026-03-09T07:00Z"),
+        ("America/Los_Angeles", Unit::Month, "2026-03-31T12:00Z", "2026-03-01T08:00Z", "2026-04-01T07:00Z"),
+        ("America/Los_Angeles", Unit::Month, "2026-11-30T12:00Z", "2026-11-01T07:00Z", "2026-12-01T08:00Z"),
+        ("Europe/Berlin", Unit::Day, "2026-03-29T00:59Z", "2026-03-28T23:00Z", "2026-03-29T22:00Z"),
+        ("Europe/Berlin", Unit::Day, "2026-10-25T01:30Z", "2026-10-24T22:00Z", "2026-10-25T23:00Z"),
+        ("Europe/Berlin", Unit::Month, "2026-10-25T01:30Z", "2026-09-30T22:00Z", "2026-10-31T23:00Z"),
+        ("Africa/Cairo", Unit::Day, "2026-04-23T22:00Z", "2026-04-23T22:00Z", "2026-04-24T21:00Z"),
+        ("Africa/Cairo", Unit::Day, "2026-04-23T21:59:59Z", "2026-04-22T22:00Z", "2026-04-23T22:00Z"),
+        ("Africa/Cairo", Unit::Day, "2026-10-29T20:30Z", "2026-10-28T21:00Z", "2026-10-29T22:00Z"),
+        ("America/Havana", Unit::Day, "2025-11-02T05:30Z", "2025-11-02T04:00Z", "2025-11-03T05:00Z"),
+        ("Australia/Lord_Howe", Unit::Day, "2026-04-05T00:00Z", "2026-04-04T13:00Z", "2026-04-05T13:30Z"),
+        ("Australia/Lord_Howe", Unit::Day, "2026-10-04T00:00Z", "2026-10-03T13:30Z", "2026-10-04T13:00Z"),
+        // Clocks went back from 00:01 to 23:01 of the day before: its date came again for an hour.
+        ("America/St_Johns", Unit::Day, "2006-10-29T02:45Z", "2006-10-29T02:30Z", "2006-10-30T03:30Z"),
+        // Samoa skipped 30 December.
+        ("Pacific/Apia", Unit::Day, "2011-12-30T09:59Z", "2011-12-29T10:00Z", "2011-12-30T10:00Z"),
+        ("Pacific/Apia", Unit::Day, "2011-12-30T10:00Z", "2011-12-30T10:00Z", "2011-12-31T10:00Z"),
+        ("UTC", Unit::Day, "2026-03-29T00:59Z", "2026-03-29T00:00Z", "2026-03-30T00:00Z"),
+    ] {
+        let calendar = Calendar::zoned(unit, zone(name));
+        assert_eq!(calendar.period(at(instant)), (at(begin), at(end)), "{name} {unit:?} {instant}");
+    }
+}
+
+/// Around each change of the clocks in every zone a period ends where the next one begins, is as long as said, and is found from
+/// any instant within it.
+#[test]
+fn the_periods_of_all_zones_follow_each_other() {
+    let database = TimeZoneDatabase::bundled();
+    let (first, last): (Timestamp, Timestamp) =
+        ("2001-01-01T00:00Z".parse().unwrap(), "2040-01-01T00:00Z".parse().unwrap());
+    for name in Zone::names() {
+        let rules = database.get(&name).unwrap();
+        let changes = rules.following(first).map(|change| change.timestamp());
+        for change in std::iter::once(first).chain(changes.take_while(|change| *change < last)) {
+            for unit in UNITS {
+                let calendar = Calendar::zoned(unit, zone(&name));
+                // The period before the change, that of the change, and the next one.
+                let mut at = Micros(calendar.current(Micros(change.as_microsecond() - 1)).0 - 1);
+                for _ in 0..3 {
+                    let (begin, end) = calendar.period(at);
+                    let length = end.0 - begin.0;
+                    assert!(
+                        0 < length && length <= calendar.longest(),
+                        "{name} {unit:?}: {begin} for {length} µs"
+                    );
+                    // A week or a month lacks a day where a zone skipped one.
+                    assert!(
+                        unit != Unit::Day || length >= calendar.shortest(),
+                        "{name}: {begin} for {length} µs"
+                    );
+                    for inside in [begin, Micros(end.0 - 1)] {
+                        assert_eq!(calendar.period(inside), (begin, end), "{name} {unit:?}: {inside}");
+                    }
+                    assert_eq!(calendar.current(end), end, "{name} {unit:?}");
+                    at = end;
+                }
+            }
+        }
+        for unit in UNITS {
+            let calendar = Calendar::zoned(unit, zone(&name));
+            let (begin, end) = calendar.period(Micros::MAX);
+            assert!(begin < Micros::MAX && end == Micros::MAX, "{name}");
+            assert!(calendar.period(Micros(-Micros::MAX.0)).0 < Micros(0), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_zone_is_the_same_under_each_of_its_spellings() {
+    assert_eq!(zone("europe/berlin"), zone("Europe/Berlin"));
+    assert_ne!(zone("Europe/Paris"), zone("Europe/Berlin"));
+    let unknown = Zone::named("Mars/Olympus").unwrap_err().to_string();
+    assert!(unknown.starts_with("`Mars/Olympus` is no time zone"), "{unknown}");
+}
+
 #[test]
 fn boundaries_that_one_can_look_up() {
     for (unit, offset, instant, begin, end) in [
@@ -96,7 +192,7 @@ fn boundaries_that_one_can_look_up() {
 fn an_offset_is_at_most_840_minutes() {
     for offset in [-840, -1, 0, 330, 840] {
         let calendar = Calendar::new(Unit::Month, offset).unwrap();
-        assert_eq!((calendar.unit(), i32::from(calendar.offset_minutes())), (Unit::Month, offset));
+        assert_eq!((calendar.unit(), calendar.midnight()), (Unit::Month, Midnight::Offset(offset)));
     }
     for offset in [-841, 841, i64::from(i16::MAX) + 1, 65_536, i64::MIN, i64::MAX] {
         let error = Calendar::new(Unit::Day, offset).unwrap_err();

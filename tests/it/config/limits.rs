@@ -42,6 +42,28 @@ fn calendar(unit: calendar::Unit, minutes: i64) -> Edges {
 }
 
 #[test]
+fn a_quota_may_have_a_time_zone() {
+    let zone = calendar::Zone::named("America/Los_Angeles").unwrap();
+    let zoned = |unit| quota(1000, Edges::Calendar(Calendar::zoned(unit, zone)));
+    let entry = "algorithm = 'quota', rate = '1000/month', time_zone = 'america/los_angeles'";
+    assert_eq!(limit(entry), zoned(calendar::Unit::Month));
+    assert_eq!(limit(&format!("{entry}, reset = 'calendar'")), zoned(calendar::Unit::Month));
+    for (entry, problem) in [
+        (format!("{entry}, utc_offset = '+02:00'"), "give one of the two"),
+        ("algorithm = 'quota', rate = '5/2d', time_zone = 'UTC'".to_owned(), "days of a time zone are not"),
+        (
+            "algorithm = 'quota', rate = '5/d', reset = 'rolling', time_zone = 'UTC'".to_owned(),
+            "begins with the first unit taken",
+        ),
+        ("algorithm = 'quota', rate = '5/d', time_zone = 'Berlin'".to_owned(), "is no time zone"),
+        ("algorithm = 'gcra', rate = '5/s', time_zone = 'UTC'".to_owned(), "it is a key of quota"),
+    ] {
+        let mistake = mistake(&entry);
+        assert!(mistake.contains(problem), "{entry}: {mistake}");
+    }
+}
+
+#[test]
 fn each_algorithm_has_its_keys_and_defaults() {
     let rate = |text: &str| text.parse().unwrap();
     for (entry, expected) in [
@@ -51,6 +73,11 @@ fn each_algorithm_has_its_keys_and_defaults() {
             Limit::leaky_bucket("leaky-bucket-0", rate("5/s"), 3),
         ),
         ("algorithm = 'gcra', rate = '5/s'", Limit::gcra("gcra-0", rate("5/s"), 1)),
+        (
+            "rate = '10/s', margin = '50ms'",
+            Limit::leaky_bucket("leaky-bucket-0", rate("10/s"), 1)
+                .and_then(|limit| limit.with_margin(Duration::from_millis(50))),
+        ),
         ("algorithm = 'gcra', rate = '5/s', burst = 20", Limit::gcra("gcra-0", rate("5/s"), 20)),
         (
             "algorithm = 'token-bucket', rate = '100/minute'",
@@ -248,7 +275,7 @@ fn a_key_of_another_algorithm_is_unknown_and_told_where_it_belongs() {
         ),
         (
             "algorithm = 'sliding-log', rate = '1/s', period = 5",
-            "period: unknown key; known here are `algorithm`, `name`, `rate`",
+            "period: unknown key; known here are `algorithm`, `margin`, `name`, `rate`",
         ),
     ] {
         assert_eq!(mistake(entry), format!("limits[0].{expected}"), "{entry}");
@@ -319,7 +346,7 @@ fn what_the_default_file_comments_out_is_right_too() {
     }
     let settings = Scene::new(&bare).right().settings;
     let billing = &settings.downstreams["billing"];
-    assert_eq!((billing.limits.len(), billing.plans.len()), (8, 1));
+    assert_eq!((billing.limits.len(), billing.plans.len()), (9, 1));
     assert_eq!(billing.lanes.default_plan.as_deref(), Some("free"));
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use paced::Rate;
-use paced::limit::calendar::Unit;
+use paced::limit::calendar::{Unit, Zone};
 use paced::limit::{Calendar, Combine, Edges, Limit, LimitSet};
 use paced::store::{Change, CoolDownCall, Recall};
 use proptest::prelude::*;
@@ -257,12 +257,13 @@ fn lane_limits(prefix: &'static str) -> impl Strategy<Value = LimitSet> {
 
 /// One limit, and other numbers for it.
 pub fn one(limit: impl Fn() -> BoxedStrategy<Limit>) -> impl Strategy<Value = [LimitSet; 2]> {
+    let limit = || with_margin(limit());
     (limit(), limit()).prop_map(|(one, other)| [one, other].map(|limit| LimitSet::new(vec![limit]).unwrap()))
 }
 
 /// Two to four limits of any algorithms, one of which may be given twice; and other numbers under their names.
 pub fn several(combine: Combine) -> impl Strategy<Value = [LimitSet; 2]> {
-    let limits = || prop::collection::vec(any_limit(), 4);
+    let limits = || prop::collection::vec(with_margin(any_limit()), 4);
     (limits(), limits(), 2_usize..=4, prop::option::weighted(0.3, 0_usize..4)).prop_map(
         move |(one, other, count, twice)| {
             [one, other].map(|limits| {
@@ -273,6 +274,13 @@ pub fn several(combine: Combine) -> impl Strategy<Value = [LimitSet; 2]> {
             })
         },
     )
+}
+
+/// The limit, or the same with a margin that it may have.
+fn with_margin(limit: BoxedStrategy<Limit>) -> impl Strategy<Value = Limit> {
+    let margin = prop_oneof![2 => Just(0), 1 => 1_u64..5000, 1 => 1_u64..5_000_000];
+    (limit, margin)
+        .prop_map(|(limit, margin)| limit.clone().with_margin(Duration::from_micros(margin)).unwrap_or(limit))
 }
 
 fn any_limit() -> BoxedStrategy<Limit> {
@@ -361,12 +369,19 @@ pub fn sliding_log() -> BoxedStrategy<Limit> {
 pub fn quota() -> BoxedStrategy<Limit> {
     let calendar = (prop::sample::select(vec![Unit::Month, Unit::Week, Unit::Day]), -840_i64..=840)
         .prop_map(|(unit, offset)| Edges::Calendar(Calendar::new(unit, offset).unwrap()));
+    let names =
+        ["America/Los_Angeles", "Europe/Berlin", "Australia/Lord_Howe", "Africa/Cairo", "Asia/Kolkata"];
+    let zoned = (
+        prop::sample::select(vec![Unit::Month, Unit::Week, Unit::Day]),
+        prop::sample::select(names.to_vec()),
+    )
+        .prop_map(|(unit, name)| Edges::Calendar(Calendar::zoned(unit, Zone::named(name).unwrap())));
     let fixed = (period(), any::<u64>()).prop_map(|(period, offset)| {
         let offset = offset % period.unsigned_abs();
         Edges::aligned(micros(period), i64::try_from(offset).unwrap()).unwrap()
     });
     let rolling = period().prop_map(|period| Edges::first_hit(micros(period)).unwrap());
-    (count(), prop_oneof![4 => calendar, 1 => fixed, 1 => rolling])
+    (count(), prop_oneof![4 => calendar, 2 => zoned, 1 => fixed, 1 => rolling])
         .prop_map(|(count, edges)| Limit::quota("l", count, edges).unwrap())
         .boxed()
 }
