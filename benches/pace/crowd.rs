@@ -156,6 +156,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
             max_body: 1024,
             allow_headers: Vec::new(),
             methods: METHODS.map(str::to_owned).to_vec(),
+            encoded_slash: false,
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
             plans: Vec::new(),
             default_plan: None,

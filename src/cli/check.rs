@@ -46,13 +46,16 @@ fn offline(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
     let mut downstreams = serde_json::Map::new();
     for (name, downstream) in &settings.downstreams {
         report.line(format_args!("{name}: max_cost {}", downstream.max_cost()))?;
+        report.line(format_args!("{name}: methods {}", downstream.http.methods.join(", ")))?;
         let mut plans = serde_json::Map::new();
         for plan in downstream.plan_rules() {
             report.line(format_args!("{name}: max_cost {} (plan {})", plan.max_cost, plan.name))?;
             plans.insert(plan.name, json!({ "max_cost": plan.max_cost.units }));
         }
         let max_cost = downstream.max_cost().units;
-        downstreams.insert(name.clone(), json!({ "max_cost": max_cost, "plans": plans }));
+        let methods = &downstream.http.methods;
+        let found = json!({ "max_cost": max_cost, "methods": methods, "plans": plans });
+        downstreams.insert(name.clone(), found);
     }
     report.set("files", json!(loaded.files));
     report.set("downstreams", downstreams.into());

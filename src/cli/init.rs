@@ -19,7 +19,7 @@ pub(super) struct Args {
     /// Name of the API that jobs are released to: the downstream, and the routing key of its jobs
     #[arg(long, value_name = "NAME")]
     downstream: Option<String>,
-    /// Where jobs go: the URL that each job's path is appended to, with a `/` at its end
+    /// Where jobs go: a URL, to which a job's path is appended behind one slash
     #[arg(long, value_name = "URL")]
     base_url: Option<String>,
     /// What the API allows: COUNT/UNIT, such as 50/s or 1000/minute
@@ -37,7 +37,7 @@ pub(super) struct Args {
     /// An existing queue to take the jobs from [default: paced's own, paced.jobs.NAME]
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
-    /// Writes to this file instead of to stdout; a URL with a password goes to a file of its own beside it
+    /// Writes to this file instead of to stdout; a URL with a password, or a base URL with a query, goes to a file of its own beside it
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Replaces files that are there
@@ -63,8 +63,11 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     let Some(file) = &args.file else {
         for secret in &secrets {
             out::say(format_args!(
-                "paced: warning: the password of {} is not written; give the whole URL as {}, or in a file as {}_file",
-                secret.key, secret.variable, secret.key
+                "paced: warning: the {} of {} is not written; give the whole URL as {}, or in a file as {}_file",
+                secret.part,
+                secret.key,
+                secret.variable(),
+                secret.key
             ));
         }
         return out::raw(render::file(&answers, false).as_bytes());

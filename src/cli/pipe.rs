@@ -24,12 +24,10 @@ use crate::telemetry;
 use bar::Bar;
 use files::{Files, Total};
 use reports::{Closing, Wanted};
-use target::Below;
 
 mod bar;
 mod files;
 mod reports;
-mod target;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -39,7 +37,7 @@ pub(super) struct Args {
     /// What becomes of a job that the rate does not allow at once
     #[arg(long, default_value = "wait", value_name = "wait|reject", value_parser = on_limit)]
     on_limit: OnLimit,
-    /// Where to: the base URL that each job's path is appended to
+    /// Where jobs go: one without a path to this URL; a path is appended behind one slash, and its query after the URL's
     #[arg(long, value_name = "URL")]
     to: String,
     /// Jobs, one JSON object per line; `-` is stdin
@@ -58,6 +56,9 @@ pub(super) struct Args {
     /// Header of every request; repeat it for several
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<(String, String)>,
+    /// Lets a job's path have an encoded slash (%2F)
+    #[arg(long)]
+    encoded_slash: bool,
     /// The highest cost of one job [default: what the rate releases in a minute]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_cost: Option<u32>,
@@ -102,8 +103,7 @@ fn on_limit(text: &str) -> Result<OnLimit, String> {
 
 pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let signals = Signals::with_hangup().map_err(out::failed)?;
-    let (base, last) = target::split(&args.to);
-    let dispatcher = dispatcher(&args, base)?;
+    let dispatcher = dispatcher(&args)?;
     let wanted = match (global.quiet, global.verbose) {
         (0, 0) => Wanted::Some,
         (0, _) => Wanted::All,
@@ -116,10 +116,8 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let (source, outcomes) = pipe::open(records, output, options, notify);
     let progress = outcomes.progress();
     let stop = CancellationToken::new();
-    let working = std::pin::pin!(async {
-        let source = Below { source, last };
-        tokio::join!(dispatcher.run(source, stop.clone()), outcomes.run())
-    });
+    let working =
+        std::pin::pin!(async { tokio::join!(dispatcher.run(source, stop.clone()), outcomes.run()) });
     let end = follow(working, signals, &stop, |totals| bar.draw(totals, total.get()), &progress).await;
     bar.clear();
     let (cut_off, totals, ended) = match end {
@@ -215,12 +213,12 @@ fn unwritten(error: &io::Error) -> Exit {
     Exit::Failed
 }
 
-fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
+fn dispatcher(args: &Args) -> Result<Dispatcher, Exit> {
     let usage = |error: &dyn std::error::Error| out::fail(Exit::Usage, error);
     let limit = Limit::leaky_bucket("rate", args.rate, 1).map_err(|error| usage(&error))?;
     let limits = LimitSet::new(vec![limit]).map_err(|error| usage(&error))?;
     let timeout = Duration::from_secs(args.timeout.into());
-    let sink = HttpOptions { timeout, headers: args.header.clone(), ..HttpOptions::new(base_url) };
+    let sink = HttpOptions { timeout, headers: args.header.clone(), ..HttpOptions::new(&args.to) };
     let sink = HttpSink::new(sink).map_err(|error| usage(&error))?;
     let options = Options {
         downstream: "pipe".to_owned(),
@@ -229,6 +227,7 @@ fn dispatcher(args: &Args, base_url: String) -> Result<Dispatcher, Exit> {
             // The caller of the command chooses the jobs, so all headers are allowed.
             allow_headers: vec![Rules::ANY_HEADER.to_owned()],
             methods: METHODS.map(str::to_owned).to_vec(),
+            encoded_slash: args.encoded_slash,
             max_cost: max_cost(&limits, args.max_cost),
             plans: Vec::new(),
             default_plan: None,

@@ -23,7 +23,7 @@ pub struct Secret {
 pub(super) type Check = fn(&str) -> Result<Secret, String>;
 
 impl Secret {
-    /// Wraps a text; if it is a URL, it is shown without user information and query.
+    /// Wraps a text; if it is a URL, it is shown without user information, and with `***` for the query of one of HTTP.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), hidden: false, file: None, check: None }
     }
@@ -93,7 +93,9 @@ impl Secret {
             false => SCHEMES.contains(&scheme) && is_host(hosts),
         };
         let odd = tail.contains('@') || self.text.contains(|c: char| c.is_whitespace() || c.is_control());
-        (known && !odd).then(|| format!("{scheme}://{hosts}{path}"))
+        // Of the others the query holds settings, and is left out.
+        let query = if scheme.starts_with("http") && tail.contains('?') { "?***" } else { "" };
+        (known && !odd).then(|| format!("{scheme}://{hosts}{path}{query}"))
     }
 }
 
@@ -154,7 +156,8 @@ mod tests {
             ("redis://:hunter2@[::1]:6379/3", "redis://[::1]:6379/3"),
             ("redis://hunter2@cache", "redis://cache"),
             ("rediss://u:hunter2@p@cache/", "rediss://cache/"),
-            ("https://api/v1/?token=hunter2#hunter2", "https://api/v1/"),
+            ("https://api/v1/?token=hunter2#hunter2", "https://api/v1/?***"),
+            ("https://api/hook?hunter2", "https://api/hook?***"),
             ("redis+cluster://u:hunter2@a:7000,[::1]:7000,b", "redis+cluster://a:7000,[::1]:7000,b"),
             (
                 "rediss+sentinel://:hunter2@a,b:1/my-master/3?sentinel_password=hunter2",

@@ -172,7 +172,7 @@ pub struct Queue {
 /// `[downstreams.NAME.http]`
 #[derive(Clone, Debug)]
 pub struct Http {
-    /// `http://` or `https://`, ending in `/`.
+    /// `http://` or `https://`: where jobs go, or below it. Its query, if it has one, is that of every request.
     pub base_url: Secret,
     /// The time-out for one request, which includes connecting.
     pub timeout: Duration,
@@ -184,6 +184,8 @@ pub struct Http {
     pub allow_headers: Vec<String>,
     /// The methods that a job may have, in upper case; at least one.
     pub methods: Vec<String>,
+    /// Whether the path of a job may have `%2F`.
+    pub encoded_slash: bool,
     /// Whether a dead letter has the beginning of the answer that its job died of.
     pub keep_response: bool,
     /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached; `None` if directly.
@@ -305,6 +307,7 @@ mod tests {
                     max_body: 1,
                     allow_headers: Vec::new(),
                     methods: vec!["POST".to_owned()],
+                    encoded_slash: false,
                     keep_response: true,
                     proxy: None,
                     oauth2: None,

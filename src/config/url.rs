@@ -88,9 +88,9 @@ fn each_host(text: &str) -> impl Iterator<Item = String> {
     text[hosts..end].split(',').map(move |host| format!("{}{host}{}", &text[..hosts], &text[end..]))
 }
 
-/// `http://` or `https://`, ending in `/`, with nothing secret in it.
+/// `http://` or `https://`, without credentials; a query is shown nowhere.
 pub(super) fn base(text: &str) -> Result<Secret, String> {
-    const RIGHT: &str = "write https://HOST/PATH/, or http://";
+    const RIGHT: &str = "write https://HOST/PATH, or http://";
     let parts = Parts::of(text, RIGHT)?;
     if !["http", "https"].contains(&parts.scheme) {
         return Err(format!("not the URL of an API; {RIGHT}"));
@@ -100,13 +100,7 @@ pub(super) fn base(text: &str) -> Result<Secret, String> {
             "has credentials in it; put them under `headers`, such as headers.authorization_file".to_owned()
         );
     }
-    if parts.query.is_some() {
-        return Err("has a query; leave it out, a job's path may have one".to_owned());
-    }
     parts.no_fragment()?;
-    if !parts.path.ends_with('/') {
-        return Err("does not end in `/`; end it with `/`, since paths of jobs are appended".to_owned());
-    }
     let dots =
         |segment: &str| matches!(segment.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..");
     if parts.path.split('/').any(dots) {
@@ -155,11 +149,26 @@ pub(super) fn token(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Whether what is sent to this URL crosses a network without TLS.
-pub(super) fn is_open_to_eavesdroppers(url: &str) -> bool {
-    let Ok(Parts { scheme: "http", host, .. }) = Parts::of(url, "") else { return false };
-    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    !address.map_or(host == "localhost", |address| address.is_loopback())
+/// The host to which what is sent to this URL crosses a network without TLS; the first one of several.
+pub(super) fn host_without_tls(url: &str) -> Option<String> {
+    const SCHEMES: [&str; 5] = ["amqp", "redis", "redis+sentinel", "redis+cluster", "http"];
+    let scheme = url.split_once("://").map(|(scheme, _)| scheme)?;
+    let host = |one: String| Parts::of(&one, "").ok().map(|parts| parts.host.to_owned());
+    let is_far = |host: &String| {
+        let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+        !address.map_or(host == "localhost", |address| address.is_loopback())
+    };
+    each_host(url).filter_map(host).find(is_far).filter(|_| SCHEMES.contains(&scheme))
+}
+
+/// Whether the URL has a password in it, for its host or for sentinels.
+pub(super) fn has_password(url: &str) -> bool {
+    let first = each_host(url).next().unwrap_or_default();
+    let parts = Parts::of(&first, "").ok();
+    parts.is_some_and(|parts| {
+        parts.user.is_some_and(|user| user.contains(':'))
+            || parts.query.is_some_and(|query| query.contains("sentinel_password="))
+    })
 }
 
 impl<'a> Parts<'a> {

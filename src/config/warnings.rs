@@ -4,11 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::error::{ConfigError, Place};
+use super::key::Key;
 use super::limits::NamedLimit;
 use super::reader::{Found, Reader, Table};
 use super::secret::Secret;
 use super::settings::{Downstream, Http};
 use super::source::Sources;
+use super::url;
 use crate::limit::Limit;
 use crate::terms::rate_text;
 
@@ -145,6 +147,37 @@ pub(super) fn unacked<'v>(
             reader.warn(&given.at, &problem);
         }
     }
+}
+
+/// Warns of a password in a URL to which it crosses a network without TLS; `right` is what to do.
+pub(super) fn password<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    key: &Key<'_>,
+    url: Option<&Secret>,
+    right: &str,
+) {
+    if let Some(url) = url.filter(|url| url::has_password(url.expose())) {
+        clear_text(reader, table, key, url, "the password", right);
+    }
+}
+
+/// Warns of `what`, a secret, that crosses a network without TLS to the URL under `key`; `right` is what to do. The host is
+/// not named where the URL is from a file, of which nothing is shown.
+pub(super) fn clear_text<'v>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    key: &Key<'_>,
+    url: &Secret,
+    what: &str,
+    right: &str,
+) {
+    let Some(host) = url::host_without_tls(url.expose()) else { return };
+    let (key, host) = match url.file() {
+        Some(_) => (format!("{}_file", key.name), "another host"),
+        None => (key.name.to_owned(), &*host),
+    };
+    reader.warn_of_key(table, &key, &format!("{what} goes to {host} without TLS; {right}"));
 }
 
 /// The shortest token that cannot be guessed.

@@ -77,6 +77,7 @@ pub(crate) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
         max_body: downstream.http.max_body,
         allow_headers: downstream.http.allow_headers.clone(),
         methods: downstream.http.methods.clone(),
+        encoded_slash: downstream.http.encoded_slash,
         max_cost: downstream.max_cost(),
         plans: downstream.plan_rules(),
         default_plan: downstream.default_plan(),

@@ -125,7 +125,7 @@ impl Fields {
         let mut fields = Self::default();
         for (name, value) in headers {
             if let Some(key) = name.strip_prefix("paced-") {
-                fields.paced(key, name, value, &rules.plans)?;
+                fields.paced(key, name, value, rules)?;
             } else if let Some(key) = name.strip_prefix("http-") {
                 let (key, value) = header::request(key, value, &rules.allow_headers)?;
                 if fields.request.iter().any(|(other, _)| *other == key) {
@@ -138,12 +138,15 @@ impl Fields {
         Ok(fields)
     }
 
-    fn paced(&mut self, key: &str, name: &str, value: &Value, plans: &[PlanRules]) -> Result<(), Rejection> {
+    fn paced(&mut self, key: &str, name: &str, value: &Value, rules: &Rules) -> Result<(), Rejection> {
         let first = match key {
             "lane" => self.lane.replace(lane(name, value)?).is_none(),
-            "plan" => self.plan.replace(plan(name, value, plans)?).is_none(),
+            "plan" => self.plan.replace(plan(name, value, &rules.plans)?).is_none(),
             "method" => self.method.replace(method(name, value)?).is_none(),
-            "path" => self.path.replace(path::check(value::text(name, value)?)?).is_none(),
+            "path" => {
+                let path = path::check(value::text(name, value)?, rules.encoded_slash)?;
+                self.path.replace(path).is_none()
+            }
             "not-before" => self.not_before.replace(instant::instant(name, value)?).is_none(),
             "deadline" => self.deadline.replace(instant::instant(name, value)?).is_none(),
             "cost" => self.cost.replace(cost(name, value)?).is_none(),

@@ -149,6 +149,8 @@ pub struct Rules {
     pub allow_headers: Vec<String>,
     /// The methods that a job may have: some of [`METHODS`].
     pub methods: Vec<String>,
+    /// Whether a path may have `%2f`.
+    pub encoded_slash: bool,
     /// The highest cost of a job without a plan.
     pub max_cost: MaxCost,
     /// The plans.

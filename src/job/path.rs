@@ -10,11 +10,12 @@ use super::{Reason, Rejection};
 /// Servers commonly stop at 8 KiB for the whole request line.
 const MAX_PATH: usize = 8000;
 
-/// The path without its leading `/`, if it is safe to append to a base URL that ends in `/`.
+/// The path without its leading `/`, if it is safe to append to a base URL behind a slash. With `encoded_slash` it may have
+/// `%2f`, which is a slash to all of these rules.
 ///
 /// The rules for `/`, `.` and their encodings hold up to the `?`: a query cannot leave the base,
 /// and commonly holds encoded URLs.
-pub(super) fn check(raw: &str) -> Result<String, Rejection> {
+pub(super) fn check(raw: &str, encoded_slash: bool) -> Result<String, Rejection> {
     let refused = |what: &str| {
         // The path itself is not in the text, as its query may hold a token.
         Err(Rejection::new(Reason::ForbiddenPath, format!("`paced-path` {what}")))
@@ -34,13 +35,23 @@ pub(super) fn check(raw: &str) -> Result<String, Rejection> {
         return refused("has `%00`; leave it out");
     }
     let whole_path = raw.split('?').next().unwrap_or_default();
-    if whole_path.contains("//") {
-        return refused("has `//`; write one slash");
+    let whole_path: Cow<'_, str> = match encoded_slash {
+        true => whole_path.replace("%2f", "/").replace("%2F", "/").into(),
+        false => whole_path.into(),
+    };
+    // What is appended stands behind a slash.
+    if whole_path.contains("//") || whole_path.starts_with('/') && !raw.starts_with('/') {
+        return refused("has `//` (an encoded slash counts too); write one slash");
     }
-    if ["2e", "2f", "5c"].iter().any(|code| contains_escape(whole_path, code)) {
-        return refused("has an encoded `.`, `/` or `\\` (%2e, %2f, %5c); write the path plainly");
+    if contains_escape(&whole_path, "2f") {
+        return refused(
+            "has an encoded `/` (%2f); write the path plainly, or allow it by `http.encoded_slash`",
+        );
     }
-    let path = whole_path.strip_prefix('/').unwrap_or(whole_path);
+    if ["2e", "5c"].iter().any(|code| contains_escape(&whole_path, code)) {
+        return refused("has an encoded `.` or `\\` (%2e, %5c); write the path plainly");
+    }
+    let path = whole_path.strip_prefix('/').unwrap_or(&whole_path);
     if has_scheme(path) {
         return refused("begins like a scheme (`name:`); write `%3a` for a colon in the first segment");
     }

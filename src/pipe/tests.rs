@@ -156,6 +156,7 @@ async fn an_absent_id_is_the_same_in_line_and_request() {
         max_body: 0,
         allow_headers: Vec::new(),
         methods: METHODS.map(str::to_owned).to_vec(),
+        encoded_slash: false,
         max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
         plans: Vec::new(),
         default_plan: None,

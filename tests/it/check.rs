@@ -42,7 +42,10 @@ async fn the_check_and_the_configuration_as_json() {
     let output = run(MOOT, &["-o", "json", "check"]).await;
     let found: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!((output.code, &found["ok"]), (0, &json!(true)));
-    assert_eq!(found["downstreams"], json!({ "a": { "max_cost": 300, "plans": {} } }));
+    assert_eq!(
+        found["downstreams"],
+        json!({ "a": { "max_cost": 300, "methods": ["POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"], "plans": {} } })
+    );
     assert_eq!((found["warnings"].as_array().unwrap().len(), &found["errors"]), (1, &json!([])));
     assert_eq!(found["files"], json!(["FILE"]));
     assert!(found.get("broker").is_none(), "nobody asked for it");

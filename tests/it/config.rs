@@ -151,7 +151,7 @@ fn the_examples_mean_what_they_say() {
     assert_eq!(limits, expected.map(|(name, rate)| (name.to_owned(), rate.to_owned())));
 
     let secrets = load_shipped("examples/secrets-in-files.toml", &[]).settings;
-    assert_eq!(secrets.amqp.url.expose(), "amqp://paced:example-password@rabbitmq:5672/%2f");
+    assert_eq!(secrets.amqp.url.expose(), "amqps://paced:example-password@rabbitmq:5671/%2f");
     let headers = &secrets.downstreams["billing"].http.headers;
     let headers: Vec<(&str, &str)> =
         headers.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
@@ -216,6 +216,19 @@ fn what_is_in_effect_is_shown_with_where_it_comes_from() {
     // The output is itself a configuration, with the same meaning.
     let again = Scene::new(&shown).right();
     assert_eq!(format!("{:?}", again.settings), format!("{:?}", loaded.settings));
+}
+
+#[test]
+fn the_query_of_a_base_url_is_not_shown() {
+    let text = LEAST.replace("http://localhost/", "https://hooks.example.com/in?key=hunter2");
+    let loaded = Scene::new(&text).right();
+    let shown = show(&loaded);
+    assert!(shown.contains("\"https://hooks.example.com/in?***\"") && !shown.contains("hunter2"), "{shown}");
+    let base_url = &loaded.settings.downstreams["a"].http.base_url;
+    assert_eq!(base_url.expose(), "https://hooks.example.com/in?key=hunter2");
+    assert!(!format!("{:?}", loaded.settings).contains("hunter2"));
+    let wrong = Scene::new(&text.replace("hunter2", "hunter2#hunter2")).wrong();
+    assert!(wrong.iter().all(|error| !error.contains("hunter2")), "{wrong:?}");
 }
 
 #[test]

@@ -79,7 +79,7 @@ async fn options_make_a_file_that_passes_the_check() {
 #[tokio::test]
 async fn passwords_are_kept_out_of_the_file() {
     let folder = tempdir().unwrap();
-    let secrets = ["--broker", "amqp://me:hunter2@rabbit/orders", "--store", "redis://:hunter2@cache:6379"];
+    let secrets = ["--broker", "amqps://me:hunter2@rabbit/orders", "--store", "rediss://:hunter2@cache:6379"];
     let output = init(&folder, &[&secrets[..], &["--file", "paced.toml"]].concat()).await;
     assert_eq!(
         (output.code, output.stdout.as_str()),
@@ -116,7 +116,7 @@ async fn passwords_are_kept_out_of_the_file() {
     let value = in_effect(folder.path(), "printed.toml").await;
     assert_eq!(
         (value("amqp.url"), value("store.url")),
-        ("amqp://rabbit/orders".into(), "redis://cache:6379".into())
+        ("amqps://rabbit/orders".into(), "rediss://cache:6379".into())
     );
 
     let sentinels = ["--store", "redis+sentinel://a,b/master?sentinel_password=hunter2"];
@@ -128,6 +128,32 @@ async fn passwords_are_kept_out_of_the_file() {
 }
 
 #[tokio::test]
+async fn the_query_of_a_base_url_is_kept_out_of_the_file() {
+    let folder = tempdir().unwrap();
+    let url = "https://hooks.example.com/in?key=hunter2";
+    let mut args = LEAST.to_vec();
+    args[4] = url;
+    let run = async |more: &[&str]| run_cli_in(folder.path(), &[&args[..], more].concat(), b"").await;
+    let written = run(&["--file", "paced.toml"]).await;
+    assert_eq!((written.code, written.stdout.as_str()), (0, "paced.toml\nbase-url\n"), "{}", written.stderr);
+    assert!(!fs::read_to_string(folder.path().join("paced.toml")).unwrap().contains("hunter2"));
+    assert_eq!(fs::read_to_string(folder.path().join("base-url")).unwrap(), format!("{url}\n"));
+    let value = in_effect(folder.path(), "paced.toml").await;
+    assert_eq!(value("downstreams.billing.http.base_url"), "***");
+    assert_valid(&folder.path().join("paced.toml")).await;
+
+    let printed = run(&[]).await;
+    assert_eq!(printed.code, 0, "{}", printed.stderr);
+    assert!(!printed.stdout.contains("hunter2") && !printed.stderr.contains("hunter2"), "{}", printed.stdout);
+    for hint in ["PACED_DOWNSTREAMS__BILLING__HTTP__BASE_URL", "downstreams.billing.http.base_url_file"] {
+        assert!(printed.stderr.contains(hint), "{}", printed.stderr);
+    }
+    fs::write(folder.path().join("printed.toml"), &printed.stdout).unwrap();
+    let value = in_effect(folder.path(), "printed.toml").await;
+    assert_eq!(value("downstreams.billing.http.base_url"), "https://hooks.example.com/in");
+}
+
+#[tokio::test]
 async fn without_a_terminal_it_says_what_to_give() {
     let output = run_cli(&["init", "--rate", "1/s"], b"billing\n").await;
     assert_eq!((output.code, output.stdout.as_str()), (2, ""));
@@ -136,7 +162,7 @@ async fn without_a_terminal_it_says_what_to_give() {
         ("--rate", "fast", "paced: --rate: `fast` is no rate"),
         ("--margin", "1m", "paced: --margin: a margin of 60s at a period of 60s"),
         ("--downstream", "My API", "paced: --downstream: no name for a downstream"),
-        ("--base-url", "https://api.example.com", "paced: --base-url: does not end in `/`"),
+        ("--base-url", "https://api.example.com/?hunter2#", "paced: --base-url: has a `#`"),
         ("--broker", "redis://u:hunter2@a", "paced: --broker: not the URL of a broker"),
         ("--store", "amqp://u:hunter2@a", "paced: --store: not the URL of a store"),
     ] {
@@ -164,13 +190,13 @@ async fn on_a_terminal(folder: &TempDir, args: &str, typed: &'static [u8]) -> (O
 #[tokio::test]
 async fn on_a_terminal_it_asks_until_it_can_be_used() {
     let folder = tempdir().unwrap();
-    let typed = b"My API\nbilling\nhttps://api.example.com\nhttps://api.example.com/\n0.5/s\n1/2s\n3s\n50ms\n\nredis://cache\n\n";
+    let typed = b"My API\nbilling\napi.example.com\nhttps://api.example.com/\n0.5/s\n1/2s\n3s\n50ms\n\nredis://cache\n\n";
     let (code, said) = on_a_terminal(&folder, "--file paced.toml", typed).await;
     assert_eq!(code, Some(0), "{said}");
     for text in [
         "Name of the API",
         "no name for a downstream; use up to 63",
-        "does not end in `/`; end it with `/`",
+        "no URL; write https://HOST/PATH, or http://",
         "`0.5/s` is no rate; write 1/2s",
         "Does it count in any window",
         "a margin of 3s at a period of 2s; use a shorter one",

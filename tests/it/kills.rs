@@ -64,7 +64,11 @@ struct Kill {
 
 impl Kill {
     async fn site(&self, topic: &str, downstream: &str) -> Site {
-        Site::shared(topic, &format!("rate = '100/s'\n{downstream}{}", self.window.config())).await
+        Site::shared(
+            topic,
+            &format!("rate = '100/s'\n{downstream}{}\n[reply]\nallow = ['replies-']", self.window.config()),
+        )
+        .await
     }
 
     /// A replica that ends at the point.

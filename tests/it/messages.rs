@@ -16,7 +16,9 @@ async fn site(topic: &str) -> Site {
         min_backoff = '10ms'";
     let site = Site::shared(topic, rules).await;
     Site {
-        http: "max_body = '1KiB'\nallow_headers = ['x-good']\nmethods = ['POST', 'PUT']".to_owned(),
+        http: "max_body = '1KiB'\nallow_headers = ['x-good']\nmethods = ['POST', 'PUT']\n\
+               [reply]\nallow = ['replies-']"
+            .to_owned(),
         ..site
     }
 }

@@ -98,6 +98,31 @@ async fn replies_go_only_where_they_are_allowed_and_cost_no_connection() {
     assert!(!log.contains("lost the connection"), "{log}");
 }
 
+/// Direct Reply-To, which the default allows too, is in the next test.
+#[tokio::test]
+async fn by_default_replies_go_to_queues_that_the_broker_named() {
+    let site = Site::shared("replydefault", "rate = '200/s'").await;
+    let foreign = format!("billing-{}", site.prefix);
+    let (connection, channel) = publish::open(&site.amqp).await;
+    declare(&channel, &foreign).await;
+    let named = channel.queue_declare("".into(), QueueDeclareOptions::default(), Default::default()).await;
+    let named = named.unwrap().name().to_string();
+    assert!(named.starts_with("amq.gen-"), "{named}");
+    let replica = site.replica().await;
+    site.publish(vec![asking("good", &named), asking("bad", &foreign)]).await;
+    site.depth(&named, 1, LONG).await;
+    let letter = site.dead(1, LONG).await.remove(0);
+    let detail = text(&letter, "paced-detail");
+    assert_eq!((letter.id(), text(&letter, "paced-reason").as_str()), ("bad", "malformed-header"));
+    assert!(detail.contains("which `reply.allow` does not allow; add it there"), "{detail}");
+    // The log has the key, and the beginning of the name that it lacks.
+    let line = replica.wait_line("dead-lettered", LONG).await;
+    assert!(line.contains("`reply.allow`") && line.contains(&foreign[..20]), "{line}");
+    assert_eq!(publish::depth(&site.amqp, &foreign).await, Some(0));
+    assert_eq!(replica.stop().await, 0);
+    connection.close(200, "OK".into()).await.unwrap();
+}
+
 #[tokio::test]
 async fn direct_reply_to_works() {
     let site = Site::shared("direct", "rate = '200/s'").await;

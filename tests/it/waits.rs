@@ -111,7 +111,8 @@ async fn with_a_backlog_that_is_longer_than_the_window_each_job_goes_in_time_or_
 
 #[tokio::test]
 async fn deadlines_and_the_longest_wait_are_kept_in_a_pause() {
-    let site = Site::shared("pausewait", "rate = '100/s'\nmax_wait = '1s'").await;
+    let site =
+        Site::shared("pausewait", "rate = '100/s'\nmax_wait = '1s'\n[reply]\nallow = ['replies-']").await;
     site.api.script("/", [Answer::status(429).header("retry-after", 300)]);
     let replica = site.replica().await;
     site.publish(Job::many("first", 1)).await;

@@ -46,7 +46,7 @@ impl Field {
         match self {
             Self::Downstream => "Name of the API, which is the routing key of its jobs, such as billing:",
             Self::BaseUrl => {
-                "Its URL, to which each job's path is appended, such as https://api.example.com/v1/:"
+                "Its URL, to which a job's path is appended behind one slash, such as https://api.example.com/v1/:"
             }
             Self::Rate => "What it allows, such as 50/s or 1000/minute:",
             Self::Margin => {

@@ -8,27 +8,38 @@ use paced::config::{self, quote};
 use super::Answers;
 use super::field::Field;
 
-/// A URL with a password in it, which no configuration should hold.
+/// A URL with something secret in it, which no configuration should hold.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Secret<'a> {
+    pub(super) field: Field,
     /// The key of the URL.
-    pub(super) key: &'static str,
-    /// The environment variable that overrides the key.
-    pub(super) variable: &'static str,
+    pub(super) key: String,
+    /// What is secret of it.
+    pub(super) part: &'static str,
     /// The name of the file that is to hold it.
     pub(super) file: &'static str,
     pub(super) text: &'a str,
 }
 
-/// The URLs with passwords.
+impl Secret<'_> {
+    /// The environment variable that overrides the key.
+    pub(super) fn variable(&self) -> String {
+        format!("PACED_{}", self.key.to_ascii_uppercase().replace('.', "__"))
+    }
+}
+
+/// The URLs with something secret in them: a password, or the query of a base URL.
 pub(super) fn secrets(answers: &Answers) -> Vec<Secret<'_>> {
+    let base_url = format!("downstreams.{}.http.base_url", get(answers, Field::Downstream));
     let urls = [
-        (Field::Broker, "amqp.url", "PACED_AMQP__URL", "amqp-url"),
-        (Field::Store, "store.url", "PACED_STORE__URL", "store-url"),
+        (Field::Broker, "amqp.url".to_owned(), "password", "amqp-url"),
+        (Field::Store, "store.url".to_owned(), "password", "store-url"),
+        (Field::BaseUrl, base_url, "query", "base-url"),
     ];
-    let of = |(field, key, variable, file)| {
+    let of = |(field, key, part, file)| {
         let text = get(answers, field);
-        has_password(text).then_some(Secret { key, variable, file, text })
+        let is_secret = if field == Field::BaseUrl { text.contains('?') } else { has_password(text) };
+        is_secret.then_some(Secret { field, key, part, file, text })
     };
     urls.into_iter().filter_map(of).collect()
 }
@@ -154,9 +165,9 @@ pub(super) fn file(answers: &Answers, beside: bool) -> String {
     let more = if rate.starts_with("rate") { FURTHER_LIMITS } else { MARGIN };
     let mut text = HEAD.to_owned();
     text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
-    text += &url(answers, Field::Broker, "amqp.url", beside);
+    text += &url(answers, Field::Broker, "url", beside);
     text += "\n[store]\n# Where the pace is kept. memory: is this process alone; a Redis (redis://HOST:6379) is shared by all replicas.\n";
-    text += &url(answers, Field::Store, "store.url", beside);
+    text += &url(answers, Field::Store, "url", beside);
     text += ADMIN;
     // Writing to a String cannot fail.
     let _ = write!(
@@ -172,33 +183,42 @@ pub(super) fn file(answers: &Answers, beside: bool) -> String {
             "\n[downstreams.{name}.queue]\n# An existing queue, which is used as it is.\nname = {queue}\n"
         );
     }
-    let base_url = quote(get(answers, Field::BaseUrl));
+    let base_url = url(answers, Field::BaseUrl, "base_url", beside);
     let _ = write!(
         text,
-        "\n[downstreams.{name}.http]\n# Where jobs go; each job's path is appended.\nbase_url = {base_url}\n{HEADERS}\
+        "\n[downstreams.{name}.http]\n# Where jobs go; a job's path is appended behind one slash.\n{base_url}{HEADERS}\
          \n[downstreams.{name}.retry]\n{RETRY}"
     );
     text
 }
 
-/// The lines of a URL.
+/// The lines of a URL under `key`.
 fn url(answers: &Answers, field: Field, key: &str, beside: bool) -> String {
     let given = get(answers, field);
     let secrets = secrets(answers);
-    match secrets.iter().find(|secret| secret.key == key) {
-        None => format!("url = {}\n", quote(given)),
+    match secrets.iter().find(|secret| secret.field == field) {
+        None => format!("{key} = {}\n", quote(given)),
         Some(secret) if beside => format!(
-            "# It has a password in it, so it is in a file of its own, which the user that runs paced must be able to read.\n\
-             url_file = {}\n",
+            "# It has a {} in it, so it is in a file of its own, which the user that runs paced must be able to read.\n\
+             {key}_file = {}\n",
+            secret.part,
             quote(secret.file)
         ),
         Some(secret) => format!(
-            "# Its password is not here: give the whole URL as {}, or in a file of its own instead of `url`.\n\
-             # url_file = {}\nurl = {}\n",
-            secret.variable,
+            "# Its {} is not here: give the whole URL as {}, or in a file of its own instead of `{key}`.\n\
+             # {key}_file = {}\n{key} = {}\n",
+            secret.part,
+            secret.variable(),
             quote(secret.file),
-            quote(&without_password(given))
+            quote(&without_secret(field, given))
         ),
+    }
+}
+
+fn without_secret(field: Field, url: &str) -> String {
+    match field {
+        Field::BaseUrl => url.split('?').next().unwrap_or_default().to_owned(),
+        _ => without_password(url),
     }
 }
 
@@ -230,7 +250,8 @@ mod tests {
         for (field, wrong, expected) in [
             (Field::Downstream, "My API", "no name for a downstream"),
             (Field::Downstream, "", "no name for a downstream"),
-            (Field::BaseUrl, "https://api.example.com", "does not end in `/`"),
+            (Field::BaseUrl, "https://api.example.com/#a", "has a `#`"),
+            (Field::BaseUrl, "https://api.example.com/#?key=hunter2", "has a `#`"),
             (Field::Rate, "fast", "`fast` is no rate"),
             (Field::Rate, "5\"\n[admin]\n#", "is no rate"),
             (Field::Broker, "redis://a", "not the URL of a broker"),
@@ -245,6 +266,7 @@ mod tests {
         for (field, right) in [
             (Field::Downstream, "crm"),
             (Field::BaseUrl, "https://api.example.com/"),
+            (Field::BaseUrl, "https://api.example.com/hook?key=hunter2"),
             (Field::Rate, "1 per 3 seconds"),
             (Field::Margin, "50ms"),
             (Field::Broker, "amqps://user:secret@a/v"),

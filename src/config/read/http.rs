@@ -6,14 +6,15 @@ use crate::config::key::keys;
 use crate::config::reader::{Reader, Table};
 use crate::config::secret::Secret;
 use crate::config::settings::Http;
-use crate::config::{url, value};
+use crate::config::{url, value, warnings};
 
 keys! {
     /// The requests to the API.
     HTTP = "http".default("{}");
-    /// Where jobs go; each job's path is appended. Ends in `/`, without credentials. No default.
+    /// Where jobs go. A job without a path goes to this very URL; a path is appended behind one slash. A query stays, and
+    /// the job's comes after it: a secret in it belongs in a file. Without credentials. No default.
     BASE_URL = "base_url".required("say where jobs go, such as base_url = \"https://api.example.com/v1/\"")
-        .matches(r"^https?://[^/\s@?#]+/([^\s@?#]*/)?$")
+        .matches(r"^https?://[^/\s@?#]+(/[^\s@?#]*)?(\?[^\s@#]*)?$")
         .example("https://api.example.com/v1/").file("secrets/billing-url").followed();
     /// For one request, connecting included. Below the broker's consumer_timeout (30 minutes unless set), which takes a
     /// job back while its request still runs.
@@ -28,6 +29,9 @@ keys! {
     /// The methods that a job may have (as paced-method). A job without one is a POST.
     METHODS = "methods".default(r#"["POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"]"#)
         .matches("^(POST|PUT|PATCH|DELETE|GET|HEAD)$").example(r#"["POST"]"#);
+    /// Whether a job's path may have an encoded slash (%2F), as the names of GitLab's projects need. It counts as a slash
+    /// where paths are checked.
+    ENCODED_SLASH = "encoded_slash".default("false");
     /// Whether the first KiB of an answer that a job died of is kept in its dead letter (paced-response), where
     /// everyone who may read dead letters sees it. false: for an API whose answers show secrets, such as the request's
     /// credentials.
@@ -59,12 +63,21 @@ pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Optio
             "has no method, so that every job would be refused; name one",
         );
     }
+    let encoded_slash = reader.boolean(&table, &ENCODED_SLASH);
     let keep_response = reader.boolean(&table, &KEEP_RESPONSE);
     let proxy = reader.secret(&table, &PROXY, url::proxy);
     // They come last, since they are tables of their own.
     let headers = headers(reader, &table);
     let names: Vec<&str> = headers.iter().flatten().map(|(name, _)| name.as_str()).collect();
     let oauth2 = oauth2(reader, &table, &names);
+    let has_tokens = matches!(oauth2, Some(Some(_)));
+    if let Some(url) = &base_url
+        && let Some(what) = secret_of_requests(url, headers.as_deref().unwrap_or_default(), has_tokens)
+    {
+        warnings::clear_text(reader, &table, &BASE_URL, url, &what, "write https://");
+    }
+    let right = "use a proxy on this machine, or in a network that you trust";
+    warnings::password(reader, &table, &PROXY, proxy.as_ref(), right);
     Some(Http {
         base_url: base_url?,
         timeout: timeout?,
@@ -72,11 +85,27 @@ pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Optio
         max_body: max_body?,
         allow_headers: allow_headers?,
         methods: methods.filter(|methods| !methods.is_empty())?,
+        encoded_slash: encoded_slash?,
         keep_response: keep_response?,
         proxy,
         oauth2: oauth2?,
         headers: headers?,
     })
+}
+
+/// What is secret of every request, for people, if anything is.
+fn secret_of_requests(base_url: &Secret, headers: &[(String, Secret)], has_tokens: bool) -> Option<String> {
+    const SECRETS: [&str; 6] = ["authorization", "cookie", "key", "password", "secret", "token"];
+    let is_secret = |(name, value): &&(String, Secret)| {
+        value.file().is_some() || SECRETS.iter().any(|part| name.contains(part))
+    };
+    if has_tokens {
+        return Some("the token".to_owned());
+    }
+    if let Some((name, _)) = headers.iter().find(is_secret) {
+        return Some(format!("the header `{name}`"));
+    }
+    base_url.expose().contains('?').then(|| "the query".to_owned())
 }
 
 fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String, Secret)>> {

@@ -8,7 +8,7 @@ use crate::config::reader::{Reader, Table};
 use crate::config::secret::Secret;
 use crate::config::settings::{ClientAuth, OAuth2};
 use crate::config::tls::tls;
-use crate::config::{url, value};
+use crate::config::{url, value, warnings};
 use crate::tls::TlsOptions;
 
 keys! {
@@ -66,10 +66,8 @@ pub(super) fn oauth2<'v>(
         reader.wrong_name(&table, "sets authorization, which `headers` sets too; remove one of them");
         return None;
     }
-    if let Some(url) = token_url.as_deref().filter(|url| url::is_open_to_eavesdroppers(url)) {
-        let host = url.split('/').nth(2).unwrap_or_default();
-        let problem = format!("the client's secret goes to {host} without TLS; write https://");
-        reader.warn_of_key(&table, "token_url", &problem);
+    if let Some(url) = &shown {
+        warnings::clear_text(reader, &table, &TOKEN_URL, url, "the client's secret", "write https://");
     }
     Some(Some(OAuth2 {
         token_url: token_url?,

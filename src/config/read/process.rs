@@ -42,9 +42,10 @@ keys! {
 keys! {
     /// Where replies may go.
     REPLY = "reply".default("{}");
-    /// What the name of a queue must begin with for replies (reply_to) to go there; "" is every name. Others are
+    /// What the name of a queue must begin with for replies (reply_to) to go there, since paced may write to queues that
+    /// its producers may not. By default Direct Reply-To, and queues that the broker named; "" is every name. Others are
     /// dead-lettered; so are paced's own queues (PREFIX.*) and those that downstreams consume, always.
-    ALLOW = "allow".default("[\"amq.rabbitmq.reply-to\", \"\"]").up_to(255, "").example("[\"replies.\"]");
+    ALLOW = "allow".default("[\"amq.rabbitmq.reply-to\", \"amq.gen-\"]").up_to(255, "").example("[\"replies.\"]");
 }
 
 keys! {
@@ -79,6 +80,7 @@ pub(super) const POLICIES: [(&str, OnUnavailable); 3] =
 pub(super) fn amqp<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Amqp> {
     let table = reader.section(root, &AMQP);
     let url = reader.secret(&table, &URL, url::amqp);
+    warnings::password(reader, &table, &URL, url.as_ref(), "write amqps://");
     let prefix = reader.parsed(&table, &PREFIX, value::prefix);
     let declare = reader.boolean(&table, &DECLARE);
     let window_bytes = reader.size(&table, &WINDOW_BYTES);
@@ -89,6 +91,7 @@ pub(super) fn amqp<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Amqp
 pub(super) fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Store> {
     let table = reader.section(root, &STORE);
     let url = reader.secret(&table, &STORE_URL, url::store);
+    warnings::password(reader, &table, &STORE_URL, url.as_ref(), "write rediss instead of redis");
     let key_prefix = reader.parsed(&table, &KEY_PREFIX, value::prefix);
     let on_unavailable = reader.choice(&table, &ON_UNAVAILABLE, "nothing to do", &POLICIES);
     let tls = tls(reader, &table, url.as_ref(), "rediss instead of redis");

@@ -264,6 +264,7 @@ fn rules() -> Rules {
         max_body: 100,
         allow_headers: Vec::new(),
         methods: METHODS.map(str::to_owned).to_vec(),
+        encoded_slash: false,
         max_cost: at_most(1000),
         plans: Vec::new(),
         default_plan: None,

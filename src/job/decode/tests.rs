@@ -22,6 +22,7 @@ fn rules() -> Rules {
         .map(str::to_owned)
         .to_vec(),
         methods: METHODS.map(str::to_owned).to_vec(),
+        encoded_slash: false,
         max_cost: held(100, "gcra-0"),
         plans: [("free", 2), ("pro", 1000)].map(|(name, cost)| plan_rules(name, cost)).to_vec(),
         default_plan: None,

@@ -40,6 +40,7 @@ fn every_key_has_its_place() {
         max_body: 10,
         allow_headers: vec!["x-tag".to_owned(), "x-n".to_owned()],
         methods: METHODS.map(str::to_owned).to_vec(),
+        encoded_slash: false,
         max_cost: most(1),
         plans: vec![PlanRules { name: "pro".to_owned(), max_cost: most(3) }],
         default_plan: None,

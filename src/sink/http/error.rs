@@ -1,7 +1,5 @@
 //! The errors of options.
 
-use std::net::IpAddr;
-
 use crate::tls::TlsError;
 
 /// The reason why options are invalid. Neither the URL nor a header's value is in the text.
@@ -10,11 +8,11 @@ pub enum HttpError {
     /// The base URL is invalid.
     #[error("the base URL {0}; use one such as https://api.example.com/v1/")]
     BaseUrl(String),
-    /// The base URL's host is an address that no request may reach.
+    /// The host is an address or a name that no request may reach.
     #[error(
         "{0} is a link-local or metadata address, which paced never connects to; use the API's own address"
     )]
-    ForbiddenAddress(IpAddr),
+    ForbiddenAddress(String),
     /// A configured header cannot be sent.
     #[error("the header `{name}` {why}")]
     Header {

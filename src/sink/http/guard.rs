@@ -9,6 +9,9 @@ use std::vec;
 
 use hyper_util::client::legacy::connect::dns::Name;
 use tower_service::Service;
+use url::{Host, Url};
+
+use super::HttpError;
 
 /// Finds the addresses of a host; may block.
 pub(super) type Lookup = fn(&str) -> io::Result<Vec<SocketAddr>>;
@@ -60,6 +63,44 @@ fn allowed(host: &str, found: Vec<SocketAddr>) -> Allowed {
     Ok(left.into_iter())
 }
 
+/// Refuses a URL whose host no request may reach. The parser of URLs has read addresses in all their forms (decimal, octal,
+/// hexadecimal), and names in lower case.
+pub(super) fn check_host(url: &Url) -> Result<(), HttpError> {
+    let is_refused = match url.host() {
+        Some(Host::Ipv4(address)) => is_forbidden_v4(address),
+        Some(Host::Ipv6(address)) => is_forbidden_v6(address),
+        Some(Host::Domain(name)) => METADATA_NAMES.contains(&name.trim_end_matches('.')),
+        None => false,
+    };
+    if is_refused {
+        return Err(HttpError::ForbiddenAddress(url.host_str().unwrap_or_default().to_owned()));
+    }
+    Ok(())
+}
+
+/// The names at which clouds hand out credentials, which a proxy may resolve where this process cannot.
+const METADATA_NAMES: [&str; 6] = [
+    "metadata",
+    "metadata.google.internal",
+    "metadata.goog",
+    "metadata.tencentyun.com",
+    "instance-data",
+    "instance-data.ec2.internal",
+];
+
+/// In turn the metadata of Alibaba Cloud, of Azure's agents, and of Oracle Cloud.
+const METADATA_V4: [Ipv4Addr; 3] =
+    [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
+
+/// In turn the metadata of Alibaba Cloud, of Akamai (Linode), of Google Cloud, of Oracle Cloud, and of Scaleway.
+const METADATA_V6: [Ipv6Addr; 5] = [
+    Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200),
+    Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1),
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+    Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+];
+
 /// Link-local addresses, and those at which clouds hand out credentials.
 pub(super) fn is_forbidden(address: IpAddr) -> bool {
     match address {
@@ -69,24 +110,30 @@ pub(super) fn is_forbidden(address: IpAddr) -> bool {
 }
 
 fn is_forbidden_v4(address: Ipv4Addr) -> bool {
-    // The second is Alibaba Cloud's metadata.
-    address.is_link_local() || address == Ipv4Addr::new(100, 100, 100, 200)
+    address.is_link_local() || METADATA_V4.contains(&address)
 }
 
 fn is_forbidden_v6(address: Ipv6Addr) -> bool {
-    let embedded = match address.segments() {
-        // NAT64 leads to the IPv4 address at the end.
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
-            Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
-        }
-        _ => address.to_ipv4_mapped(),
-    };
-    embedded.is_some_and(is_forbidden_v4)
+    embedded(address).is_some_and(is_forbidden_v4)
         || address.is_unicast_link_local()
         // AWS's services on the instance, metadata (::254) among them.
         || matches!(address.segments(), [0xfd00, 0xec2, ..])
-        // Google Cloud's metadata.
-        || address == Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)
+        || METADATA_V6.contains(&address)
+}
+
+/// The IPv4 address that a gateway or the system makes of this one.
+fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let join = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
+    match address.segments() {
+        // NAT64, with the prefix for everybody or one of a network's own (RFC 8215), and translation (RFC 2765).
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+        | [0x64, 0xff9b, 1, _, _, _, high, low]
+        | [0, 0, 0, 0, 0xffff, 0, high, low] => Some(join(high, low)),
+        // 6to4
+        [0x2002, high, low, ..] => Some(join(high, low)),
+        // Mapped (::ffff:a.b.c.d) and compatible (::a.b.c.d).
+        _ => address.to_ipv4(),
+    }
 }
 
 #[cfg(test)]
@@ -108,8 +155,23 @@ mod tests {
             "febf::1",
             "fd00:ec2::254",
             "fd20:ce::254",
+            "169.254.170.2",
+            "169.254.170.23",
+            "168.63.129.16",
+            "192.0.0.192",
+            "fd00:ec2::23",
+            "fd00:42::42",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:a9fe:a9fe::1",
+            "fd00:100::100:200",
             "::ffff:169.254.169.254",
+            "::ffff:100.100.100.200",
+            "::169.254.169.254",
+            "::ffff:0:169.254.169.254",
             "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::a9fe:a9fe",
+            "64:ff9b:1:2:3:4:a9fe:a9fe",
+            "2002:a9fe:a9fe::1",
         ] {
             assert!(is_forbidden(address(text)), "{text}");
         }
@@ -123,10 +185,18 @@ mod tests {
             "8.8.8.8",
             "::1",
             "fd00::1",
+            "fd00:42::43",
             "fec0::1",
             "2001:db8::1",
             "::ffff:127.0.0.1",
             "64:ff9b::808:808",
+            "64:ff9b:1::808:808",
+            "2002:808:808::1",
+            "::8.8.8.8",
+            "::",
+            "100.100.100.201",
+            "168.63.129.17",
+            "192.0.0.1",
         ] {
             assert!(!is_forbidden(address(text)), "{text}");
         }

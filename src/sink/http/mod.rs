@@ -1,5 +1,6 @@
 //! An HTTP sink: one HTTP/1.1 request per job, to one base URL.
 
+mod base;
 mod connect;
 mod connection;
 mod credentials;

@@ -10,8 +10,9 @@ use crate::tls::Tls;
 /// The options of an HTTP sink.
 #[derive(Clone)]
 pub struct HttpOptions {
-    /// `http://` or `https://`, ending in `/`, without query and fragment; user information
-    /// becomes an `Authorization` header.
+    /// `http://` or `https://`, without a fragment; user information becomes an `Authorization` header. A job without a path
+    /// goes to it, and a path of a job is appended behind one slash. A query stays, before that of a job, which can have
+    /// none of its names.
     pub base_url: String,
     /// The time-out for one request, from connecting to the end of the answer.
     pub timeout: Duration,

@@ -44,11 +44,7 @@ impl Proxy {
             ));
         }
         let Some(host) = url.host_str() else { return Err(HttpError::Proxy("has no host")) };
-        if let Ok(address) = host.trim_matches(['[', ']']).parse()
-            && guard::is_forbidden(address)
-        {
-            return Err(HttpError::ForbiddenAddress(address));
-        }
+        guard::check_host(&url)?;
         if url[Position::BeforePath..] != *"/" {
             return Err(HttpError::Proxy("has a path, a query or a fragment"));
         }

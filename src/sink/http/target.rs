@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use hyper::header::HeaderMap;
 use tokio::time::timeout;
-use url::Position;
 
 use super::connect::{Connector, Route};
 use super::endpoint::{Endpoint, headers};
@@ -160,7 +159,7 @@ impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let current = self.current();
         // The path may be a secret, and so may be the values.
-        let origin = &current.endpoint.base[..Position::BeforePath];
+        let origin = current.endpoint.base.origin();
         let names: Vec<_> = current.headers.keys().collect();
         f.debug_struct("Target").field("origin", &origin).field("headers", &names).finish_non_exhaustive()
     }
@@ -170,7 +169,7 @@ impl Dialling {
     /// The connections to this endpoint, of which none is open yet.
     fn pool(&self, endpoint: &Endpoint) -> Result<Pool, HttpError> {
         let route = Route { tls: self.tls.clone(), proxy: endpoint.proxy.clone() };
-        let connector = Connector::new(&endpoint.base, self.timeout, self.lookup, route)?;
+        let connector = Connector::new(endpoint.base.url(), self.timeout, self.lookup, route)?;
         Ok(Pool::new(connector, self.max_age))
     }
 

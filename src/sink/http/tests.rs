@@ -191,6 +191,22 @@ async fn a_job_becomes_its_request() {
 }
 
 #[tokio::test]
+async fn a_base_url_may_be_an_endpoint_with_a_query_that_is_shown_nowhere() {
+    let server = Server::always(404).await;
+    let sink = sink(&format!("{}hook?key=s3cret", server.base));
+    for path in ["", "items/1", "?q=1", "?key=1"] {
+        let outcome = sink.send(&to(path)).await;
+        assert!(
+            matches!(outcome, Outcome::Dead { .. }) && !format!("{outcome:?}").contains("s3cret"),
+            "{outcome:?}"
+        );
+    }
+    let targets: Vec<String> = server.seen().into_iter().map(|seen| seen.target).collect();
+    assert_eq!(targets, ["/hook?key=s3cret", "/hook/items/1?key=s3cret", "/hook?key=s3cret&q=1"]);
+    assert!(!format!("{sink:?} {:?}", sink.target()).contains("s3cret"));
+}
+
+#[tokio::test]
 async fn every_method_is_sent_and_an_empty_post_says_so() {
     let server = Server::always(204).await;
     let sink = sink(&server.base);
@@ -301,8 +317,7 @@ fn options_that_are_wrong() {
         "api.example.com",
         "ftp://a/",
         "http://",
-        "http://a/v1",
-        "http://a/?x=1",
+        "http://a/v1#",
         "http://a/#x",
         "http://a:99999/",
         "file:///etc/",
@@ -318,6 +333,20 @@ fn options_that_are_wrong() {
         "http://2852039166/",
         "http://[::ffff:169.254.169.254]/",
         "http://169.254.169.254./",
+        "http://0251.0376.0251.0376/",
+        "http://169.16689662/",
+        "http://169.254.170.2/",
+        "http://169.254.170.23/",
+        "http://100.100.100.200/",
+        "http://[fd20:ce::254]/",
+        "http://[::ffff:a9fe:a9fe]/",
+        "http://[2002:a9fe:a9fe::]/",
+        "http://metadata/",
+        "http://metadata./computeMetadata/v1/",
+        "http://Metadata.Google.Internal/",
+        "http://metadata.google.internal.:80/",
+        "http://metadata.%67oog/",
+        "http://instance-data/latest",
     ] {
         let error = HttpSink::new(options(base)).expect_err(base);
         assert!(matches!(error, HttpError::ForbiddenAddress(_)), "{base}: {error}");

@@ -151,7 +151,7 @@ async fn after_a_flush_every_replica_still_knows_what_was_cancelled() {
 
 #[tokio::test]
 async fn whoever_asked_for_the_outcome_is_told() {
-    let site = Site::shared("canceltell", "rate = '100/s'").await;
+    let site = Site::shared("canceltell", "rate = '100/s'\n[reply]\nallow = ['replies-']").await;
     let replies = format!("replies-{}", site.prefix);
     let (connection, channel) = publish::open(&site.amqp).await;
     let options = lapin::options::QueueDeclareOptions::default();

@@ -86,6 +86,7 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
             max_body: 1024,
             allow_headers: Vec::new(),
             methods: METHODS.map(str::to_owned).to_vec(),
+            encoded_slash: false,
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
             plans: Vec::new(),
             default_plan: None,

@@ -154,7 +154,7 @@ fn tokens_that_may_be_guessed() {
 fn files_with_secrets_that_every_user_can_read() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-    let text = "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url = 'http://a/'\n\
+    let text = "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url = 'https://a/'\n\
                 headers = { authorization_file = 'token' }\n";
     let scene = Scene::new(text).file("hunter2", "Bearer x");
     let path = |name: &str| scene.dir.path().join(name);
@@ -182,7 +182,7 @@ fn a_secret_that_goes_to_a_token_server_without_tls() {
     let to = |url: &str| {
         let client =
             format!("oauth2 = {{ token_url = '{url}', client_id = 'c', client_secret = 'hunter2' }}");
-        let base = "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url = 'http://a/'\n";
+        let base = "[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\nbase_url = 'https://a/'\n";
         lines(Scene::new(&format!("{base}{client}\n")))
     };
     assert_eq!(
@@ -200,6 +200,98 @@ fn a_secret_that_goes_to_a_token_server_without_tls() {
     ] {
         assert_eq!(to(url), [""; 0], "{url}");
     }
+}
+
+/// The warning of each secret that crosses a network without TLS, for lines of `[downstreams.a.http]` and for other tables.
+#[test]
+fn each_secret_that_crosses_a_network_without_tls() {
+    let scene = |lines_of_http: &str, others: &str| {
+        let base = if lines_of_http.contains("base_url") { "" } else { "base_url = 'https://api/'\n" };
+        let text =
+            format!("[downstreams.a]\nrate = '1/s'\n[downstreams.a.http]\n{base}{lines_of_http}\n{others}\n");
+        Scene::new(&text).file("url", "amqp://me:hunter2@rabbit/v").file("api", "http://api/in?k=hunter2")
+    };
+    for (http, others, expected) in [
+        (
+            "",
+            "[amqp]\nurl = 'amqp://me:hunter2@rabbit:5672/v'",
+            "amqp.url: warning: the password goes to rabbit without TLS; write amqps://",
+        ),
+        (
+            "",
+            "[amqp]\nurl_file = 'url'",
+            "amqp.url_file: warning: the password goes to another host without TLS; write amqps://",
+        ),
+        (
+            "",
+            "[store]\nurl = 'redis://:hunter2@cache'",
+            "store.url: warning: the password goes to cache without TLS; write rediss instead of redis",
+        ),
+        (
+            "",
+            "[store]\nurl = 'redis+sentinel://127.0.0.1,b/m?sentinel_user=u&sentinel_password=hunter2'",
+            "store.url: warning: the password goes to b without TLS; write rediss instead of redis",
+        ),
+        (
+            "",
+            "[store]\nurl = 'redis+cluster://:hunter2@[::1],10.0.0.1'",
+            "store.url: warning: the password goes to 10.0.0.1 without TLS; write rediss instead of redis",
+        ),
+        (
+            "base_url = 'http://api/'\nheaders = { authorization = 'hunter2' }",
+            "",
+            "http.base_url: warning: the header `authorization` goes to api without TLS; write https://",
+        ),
+        (
+            "base_url = 'http://api/'\nheaders = { x-api-key = 'hunter2' }",
+            "",
+            "http.base_url: warning: the header `x-api-key` goes to api without TLS; write https://",
+        ),
+        (
+            "base_url = 'http://api/in?k=hunter2'",
+            "",
+            "http.base_url: warning: the query goes to api without TLS; write https://",
+        ),
+        (
+            "base_url_file = 'api'",
+            "",
+            "http.base_url_file: warning: the query goes to another host without TLS; write https://",
+        ),
+        (
+            "base_url = 'http://api/'\n\
+             oauth2 = { token_url = 'https://login/', client_id = 'c', client_secret = 'hunter2' }",
+            "",
+            "http.base_url: warning: the token goes to api without TLS; write https://",
+        ),
+        (
+            "proxy = 'http://me:hunter2@proxy:3128'",
+            "",
+            "http.proxy: warning: the password goes to proxy without TLS; use a proxy on this machine",
+        ),
+    ] {
+        let found = lines(scene(http, others));
+        assert!(found.len() == 1 && found[0].contains(expected), "{http}{others}: {found:?}");
+        assert!(!found[0].contains("hunter2"), "{found:?}");
+    }
+    for (http, others) in [
+        ("", "[amqp]\nurl = 'amqps://me:hunter2@rabbit/v'"),
+        ("", "[amqp]\nurl = 'amqp://me:hunter2@127.0.0.1/v'"),
+        ("", "[amqp]\nurl = 'amqp://rabbit/v'"),
+        ("", "[store]\nurl = 'rediss+cluster://:hunter2@a,b'"),
+        ("", "[store]\nurl = 'redis://cache'"),
+        ("base_url = 'http://api/'\nheaders = { x-client = 'paced' }", ""),
+        ("base_url = 'http://localhost/in?k=hunter2'\nheaders = { authorization = 'hunter2' }", ""),
+        ("proxy = 'http://proxy:3128'", ""),
+        ("proxy = 'http://me:hunter2@[::1]:3128'", ""),
+    ] {
+        assert_eq!(lines(scene(http, others)), [""; 0], "{http}{others}");
+    }
+    // The URL in effect is warned of, not the file that it takes the place of.
+    let over = scene("", "[amqp]\nurl_file = 'url'").env("PACED_AMQP__URL", "amqp://me:hunter2@broker/v");
+    assert_eq!(
+        lines(over),
+        ["env PACED_AMQP__URL: amqp.url: warning: the password goes to broker without TLS; write amqps://"]
+    );
 }
 
 #[test]

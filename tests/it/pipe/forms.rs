@@ -36,6 +36,29 @@ async fn outcomes_have_the_body_of_the_answer_where_it_is_wanted() {
     assert!(run(&[]).await.iter().all(|outcome| outcome.get("body").is_none()));
 }
 
+#[tokio::test]
+async fn jobs_go_to_a_url_or_below_it_behind_its_query() {
+    let api = Api::start();
+    let to = format!("{}in/hook?key=hunter2", api.url());
+    let paths = ["", "items/1", "?q=1", "items/1?q=1&r=2", "group%2Fproject", "?key=mine", "a%2F..%2F..%2Fb"];
+    let lines: String = paths.map(|path| format!("{{\"path\": \"{path}\"}}\n")).concat();
+    let args = ["pipe", "--rate", "500/s", "--concurrency", "1", "--encoded-slash", "--to", &to];
+    let output = run_cli(&args, lines.as_bytes()).await;
+    assert!(!output.stdout.contains("hunter2") && !output.stderr.contains("hunter2"), "{}", output.stderr);
+    let seen: Vec<String> = api.arrivals().into_iter().map(|arrival| arrival.path).collect();
+    let expected = [
+        "/in/hook?key=hunter2",
+        "/in/hook/items/1?key=hunter2",
+        "/in/hook?key=hunter2&q=1",
+        "/in/hook/items/1?key=hunter2&q=1&r=2",
+        "/in/hook/group%2Fproject?key=hunter2",
+    ];
+    assert_eq!(seen, expected);
+    let refused =
+        outcomes(&output.stdout).iter().filter(|outcome| outcome["reason"] == "forbidden-path").count();
+    assert_eq!((output.code, refused), (1, 2), "{}", output.stdout);
+}
+
 async fn csv(api: &Api, text: &str, more: &[&str]) -> Output {
     let (url, mut args) = (api.url(), vec!["pipe", "--csv", "--rate", "500/s", "--to"]);
     args.push(&url);

@@ -1,7 +1,6 @@
 //! Asks a token server for a token: one request, and one answer.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -217,11 +216,8 @@ pub(super) fn parse(text: &str) -> Result<Url, HttpError> {
     if url.query().is_some() || url.fragment().is_some() {
         return Err(HttpError::TokenUrl("has a query or a fragment"));
     }
-    let host = url.host_str().unwrap_or_default();
-    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
-        Ok(address) if guard::is_forbidden(address) => Err(HttpError::ForbiddenAddress(address)),
-        _ => Ok(url),
-    }
+    guard::check_host(&url)?;
+    Ok(url)
 }
 
 /// The turn of all clients of this identity.
