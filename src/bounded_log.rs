@@ -47,12 +47,16 @@ impl fmt::Display for Summary {
 impl BoundedLog {
     /// Logs ten lines a second singly. Summaries go to `summarize`, which writes a line for each.
     pub fn new(summarize: impl Fn(Summary) + Send + Sync + 'static) -> Arc<Self> {
-        Self::with_bound(SINGLY, summarize)
+        Self::with_bound(SINGLY, SECOND, summarize)
     }
 
-    /// As [`BoundedLog::new`], with `singly` lines a second.
-    pub fn with_bound(singly: u32, summarize: impl Fn(Summary) + Send + Sync + 'static) -> Arc<Self> {
-        let budget = Mutex::new(Budget::new(Instant::now(), singly));
+    /// As [`BoundedLog::new`], with `singly` lines in each `span`.
+    pub fn with_bound(
+        singly: u32,
+        span: Duration,
+        summarize: impl Fn(Summary) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let budget = Mutex::new(Budget::new(Instant::now(), singly, span));
         Arc::new(Self { budget, summarize: Box::new(summarize) })
     }
 
@@ -111,24 +115,26 @@ enum Line {
     },
 }
 
-/// The part of a second's lines that is used up, and the contents of the next summary. It has no I/O.
+/// The part of a span's lines that is used up, and the contents of the next summary. It has no I/O.
 #[derive(Debug)]
 struct Budget {
-    /// Lines that are logged singly in a second, at most.
+    /// Lines that are logged singly in a span, at most.
     singly: u32,
-    second: Instant,
+    span: Duration,
+    /// When the present span began.
+    begun: Instant,
     singles: u32,
     counted: BTreeMap<&'static str, u64>,
 }
 
 impl Budget {
-    const fn new(now: Instant, singly: u32) -> Self {
-        Self { singly, second: now, singles: 0, counted: BTreeMap::new() }
+    const fn new(now: Instant, singly: u32, span: Duration) -> Self {
+        Self { singly, span, begun: now, singles: 0, counted: BTreeMap::new() }
     }
 
     fn line(&mut self, now: Instant, kind: &'static str) -> Line {
-        if now.saturating_duration_since(self.second) >= SECOND {
-            (self.second, self.singles) = (now, 0);
+        if now.saturating_duration_since(self.begun) >= self.span {
+            (self.begun, self.singles) = (now, 0);
         }
         if self.singles < self.singly {
             self.singles += 1;

@@ -10,7 +10,7 @@ const VARIABLE: &str = "PACED_TEST_FAIL_AT";
 
 /// Ends the process if the environment names this point.
 #[cfg(feature = "failpoints")]
-pub(crate) fn reached(point: &str) {
+pub fn reached(point: &str) {
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,8 +32,8 @@ pub(crate) fn reached(point: &str) {
 }
 
 /// Does nothing.
-#[cfg(all(not(feature = "failpoints"), any(feature = "amqp", feature = "redis")))]
-pub(crate) const fn reached(_point: &str) {}
+#[cfg(not(feature = "failpoints"))]
+pub const fn reached(_point: &str) {}
 
 /// The divisor in an environment variable; 1 where it has none.
 #[cfg(feature = "failpoints")]

@@ -2,11 +2,12 @@
 //!
 //! The limits (the file part) are those in the file of the replica that started or reloaded last, unless its `revision`
 //! is lower than that of the terms in force. Operators set rates over them, for a while or until they are unset. The
-//! terms are stored as text in the record, under a generation that rises with each change. Only `change` reads a clock
-//! or does I/O.
+//! terms are stored as text in the record, under a generation that rises with each change. Only `change` and `replace`
+//! read a clock or do I/O.
 
 mod change;
 mod origin;
+mod replace;
 mod text;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use crate::time::Micros;
 pub use crate::limit::{Problem, rate_text};
 pub use change::{ChangeError, Changed, change};
 pub use origin::{Origin, Replica};
+pub use replace::{Replaced, Replacement, replace};
 pub use text::algorithm;
 
 /// The name of the limit that `rate = "..."` in a file makes.
@@ -75,7 +77,7 @@ pub enum TermsError {
     /// The text is of a version that this program does not read.
     #[error(
         "the terms in the store are of version {found}, and this paced reads version {known}; run the same \
-         version of paced everywhere, the newer one"
+         version of paced everywhere, the newer one, or roll back with `paced terms drop`"
     )]
     Version {
         /// The version of the text.
@@ -86,7 +88,7 @@ pub enum TermsError {
     /// A limit of an algorithm that this program does not have.
     #[error(
         "the terms in the store have a limit `{limit}` of the algorithm `{algorithm}`, which this paced does \
-         not know; run the same version of paced everywhere, the newer one"
+         not know; run the same version of paced everywhere, the newer one, or roll back with `paced terms drop`"
     )]
     Algorithm {
         /// The limit's name.
@@ -131,6 +133,9 @@ fn listed(names: &[String]) -> String {
 }
 
 impl Terms {
+    /// The newest version of the text that this program writes and reads.
+    pub const VERSION: u64 = text::VERSION;
+
     /// The terms of a file: the limits of a downstream, for each plan by name the limits of its jobs (the downstream's
     /// and then the plan's own), and a revision if the file has one.
     pub const fn new(limits: LimitSet, plans: BTreeMap<String, LimitSet>, revision: Option<u64>) -> Self {
@@ -169,6 +174,11 @@ impl Terms {
     /// [`TermsError::Malformed`] for one that no program wrote.
     pub fn parse(text: &str) -> Result<Self, TermsError> {
         text::read(text)
+    }
+
+    /// The version of a text of terms, also one that is newer than [`Terms::VERSION`]; `None` if it has none.
+    pub fn version_of(text: &str) -> Option<u64> {
+        text::version(text)
     }
 
     /// A hash of the limits of the file, without its revision and the rates set over them: FNV-1a, which never changes.

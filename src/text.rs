@@ -53,6 +53,12 @@ pub fn excerpt(body: &[u8], most: usize) -> String {
     escaped_lines(&text).chars().take(most).collect()
 }
 
+/// The beginning of a text, of at most this many characters.
+#[must_use]
+pub fn cut(text: &str, most: usize) -> &str {
+    text.char_indices().nth(most).map_or(text, |(end, _)| &text[..end])
+}
+
 /// Names with their counts, such as `429 ×411, timeout ×3`.
 #[must_use]
 pub fn counts<'a>(names: impl IntoIterator<Item = (&'a str, u64)>) -> String {
@@ -87,6 +93,11 @@ mod tests {
         assert_eq!(excerpt(b"\x1b[2J\xff\x00\xe2\x80\xae\r", 1024), "\\u{1b}[2J\u{fffd}\\u{0}\\u{202e}\\r");
         assert_eq!(excerpt("é".repeat(20).as_bytes(), 3), "ééé");
         assert_eq!(excerpt(&[0; 1024], 1024).len(), 1024, "escapes make it no longer");
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        assert_eq!((cut("ééé", 2), cut("ééé", 3), cut("", 0)), ("éé", "ééé", ""));
     }
 
     #[test]

@@ -11,11 +11,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use axum::http::StatusCode;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
 use axum::http::uri::{Authority, Uri};
-use paced::config::{Admin, Secret};
+use paced::config::{Admin, NamedToken, Role, Secret};
 
 use super::connections::Network;
 use super::reply::Refusal;
-use failed_logins::{FailedLogins, Key, Token, Verdict};
+use failed_logins::{FailedLogins, Verdict, Verified};
 
 mod failed_logins;
 
@@ -33,19 +33,68 @@ pub(crate) struct Access {
     own: Option<String>,
 }
 
-/// The tokens of requests.
+/// The tokens that requests may carry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tokens {
-    /// `admin.token`: of requests that change something.
-    pub(crate) token: Option<Secret>,
-    /// `admin.read_token`: of those that only read.
-    pub(crate) read_token: Option<Secret>,
+    pub(crate) all: Vec<Token>,
+    /// Whether requests that only read need a token, even if the files have none any more.
+    pub(crate) guards_reads: bool,
+}
+
+/// A token, and what it allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Token {
+    /// The name under `admin.tokens`; `None` for `admin.token` and `admin.read_token`.
+    pub(crate) name: Option<String>,
+    pub(crate) role: Role,
+    /// `None` if its file is gone or empty.
+    pub(crate) secret: Option<Secret>,
+}
+
+impl Token {
+    /// The key of the configuration that has it.
+    pub(crate) fn key(&self) -> String {
+        match (&self.name, self.role) {
+            (Some(name), _) => format!("admin.tokens.{name}.token"),
+            (None, Role::Admin) => "admin.token".to_owned(),
+            (None, _) => "admin.read_token".to_owned(),
+        }
+    }
 }
 
 impl From<&Admin> for Tokens {
-    fn from(Admin { token, read_token, .. }: &Admin) -> Self {
-        Self { token: token.clone(), read_token: read_token.clone() }
+    fn from(Admin { token, read_token, tokens, .. }: &Admin) -> Self {
+        let unnamed = [(token, Role::Admin), (read_token, Role::Read)].into_iter();
+        let unnamed = unnamed.filter(|(secret, _)| secret.is_some());
+        let unnamed = unnamed.map(|(secret, role)| Token { name: None, role, secret: secret.clone() });
+        let named = tokens.iter().map(|NamedToken { name, token, role }| {
+            let (name, secret) = (Some(name.clone()), Some(token.clone()));
+            Token { name, role: *role, secret }
+        });
+        let guards_reads = read_token.is_some() || tokens.iter().any(|named| named.role == Role::Read);
+        Self { all: unnamed.chain(named).collect(), guards_reads }
     }
+}
+
+impl Tokens {
+    /// Whether a token with this role, or one that allows more, counts.
+    fn has(&self, needed: Role) -> bool {
+        self.all.iter().any(|token| token.role >= needed && token.secret.is_some())
+    }
+
+    /// The token that was given: the one that allows most, where several are the same. Each is compared, so that the time
+    /// reveals nothing.
+    fn find(&self, given: &str) -> Option<&Token> {
+        let same = self.all.iter().filter(|token| is_token(given, token.secret.as_ref()));
+        same.max_by_key(|token| token.role)
+    }
+}
+
+/// Whose token a request carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// The name of the token; `None` if it has none, or none was needed.
+    pub(crate) name: Option<String>,
 }
 
 impl Access {
@@ -64,7 +113,7 @@ impl Access {
 
     /// Accepts these tokens from the next request on.
     pub(crate) fn replace_tokens(&self, tokens: Tokens) {
-        self.can_change.store(tokens.token.is_some(), Ordering::Relaxed);
+        self.can_change.store(tokens.has(Role::Operate), Ordering::Relaxed);
         *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
     }
 
@@ -118,53 +167,46 @@ impl Access {
             || self.hosts.iter().any(allowed)
     }
 
-    /// Checks whether a request that only reads has a token, if one is needed: the one for reading, or the one for changes.
-    pub(crate) fn may_read(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
+    /// Checks whether a request carries a token for what it needs, if one is needed, and returns whose it is.
+    pub(crate) fn may(&self, needed: Role, headers: &HeaderMap, client: Network) -> Result<Holder, Refusal> {
         let tokens = self.tokens();
-        if tokens.read_token.is_none() {
-            return Ok(());
+        if needed == Role::Read && !tokens.guards_reads {
+            return Ok(Holder::default());
         }
-        self.has_token(&tokens, Key::Read, headers, client)
-    }
-
-    /// Checks whether a request carries the token for changes.
-    pub(crate) fn may_change(&self, headers: &HeaderMap, client: Network) -> Result<(), Refusal> {
-        let tokens = self.tokens();
-        if tokens.token.is_none() {
+        if needed > Role::Read && !tokens.has(needed) {
             let text = "changes are off; set admin.token or admin.token_file, and send the daemon SIGHUP";
             return Err(Refusal::new(StatusCode::FORBIDDEN, text));
         }
-        self.has_token(&tokens, Key::Change, headers, client)
-    }
-
-    /// Checks whether a request carries a token for what it needs. The token for changes also allows reading.
-    fn has_token(
-        &self,
-        tokens: &Tokens,
-        needed: Key,
-        headers: &HeaderMap,
-        client: Network,
-    ) -> Result<(), Refusal> {
         let named = match needed {
-            Key::Read => "admin.read_token or admin.token",
-            Key::Change => "admin.token",
+            Role::Read => "admin.read_token or admin.token",
+            Role::Operate | Role::Admin => "admin.token",
         };
         let Some(given) = bearer(headers) else {
             let text = format!("send authorization: Bearer TOKEN, with that of {named}");
             return Err(Refusal::unauthorized(text));
         };
-        // Each of them is compared, so that the time reveals nothing.
-        let compare =
-            || match (is_token(given, tokens.token.as_ref()), is_token(given, tokens.read_token.as_ref())) {
-                (true, _) => Token::Right(Key::Change),
-                (false, true) if needed == Key::Read => Token::Right(Key::Read),
-                (false, true) => Token::Other,
-                (false, false) => Token::Wrong,
-            };
-        match self.failed_logins.check(client, compare) {
-            Verdict::Right => Ok(()),
-            Verdict::Wrong => Err(Refusal::unauthorized(format!("the token is wrong; send that of {named}"))),
-            Verdict::Blocked(left) => {
+        let mut found = None;
+        let compare = || {
+            found = tokens.find(given);
+            match found {
+                Some(token) if token.role >= needed => Verified::Right(token.role),
+                Some(_) => Verified::Other,
+                None => Verified::Wrong,
+            }
+        };
+        let verdict = self.failed_logins.check(client, compare);
+        match (verdict, found) {
+            (Verdict::Right, found) => Ok(Holder { name: found.and_then(|token| token.name.clone()) }),
+            (Verdict::Wrong, Some(Token { name: Some(name), role, .. })) => {
+                let (role, needed) = (role.name(), needed.name());
+                Err(Refusal::unauthorized(format!(
+                    "the token is that of `{name}`, whose role `{role}` does not allow this; send one with the role `{needed}`"
+                )))
+            }
+            (Verdict::Wrong, _) => {
+                Err(Refusal::unauthorized(format!("the token is wrong; send that of {named}")))
+            }
+            (Verdict::Blocked(left), _) => {
                 let seconds = left.as_secs().saturating_add(1);
                 let text = format!(
                     "too many wrong tokens came from this address; try again in {seconds} s, or from another one"

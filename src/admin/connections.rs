@@ -83,7 +83,7 @@ impl RequestClass {
 
     /// Whether its answer is to be written within [`MAX_WRITING`].
     const fn is_short(self) -> bool {
-        matches!(self, Self::Read | Self::Metrics)
+        !matches!(self, Self::Events)
     }
 
     const fn of_one() -> usize {
@@ -289,6 +289,12 @@ impl Peer {
     /// The network that it counts for.
     pub(super) fn network(&self) -> Network {
         self.remote.ip().into()
+    }
+
+    /// Whether a change or work on dead letters is in progress on the connection.
+    pub(super) fn has_change(&self) -> bool {
+        let table = lock(&self.all.0);
+        table.entries.get(&self.id).is_some_and(|entry| entry.permits[RequestClass::Change as usize] > 0)
     }
 
     /// Notes that a request is in progress, until what is returned is dropped.

@@ -1,9 +1,11 @@
 //! The readiness of the daemon. Each part that must be ready is one check.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use paced::amqp::Status;
+use paced::dispatch::{Binding, View};
 use paced::store::{BoxFuture, Store};
 use paced::{StoreError, metric};
 use tokio::sync::Mutex;
@@ -15,6 +17,9 @@ const STORE_TIMEOUT: Duration = Duration::from_millis(750);
 
 /// How long an answer of the store is reused: however many requests come, the store is asked once in that time.
 const MAX_ANSWER_AGE: Duration = Duration::from_secs(1);
+
+/// Why a downstream is not ready whose limits in the store this version cannot use.
+const UNUSABLE_TERMS: &str = "the limits in the store cannot be used by this replica, so that its jobs are held; see `paced terms show`";
 
 /// One condition of readiness, and the reason why it does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +44,8 @@ pub(crate) trait Checks: Send + Sync + 'static {
 pub(crate) struct Readiness {
     pub(crate) amqp: Status,
     pub(crate) store: Arc<StoreProbe>,
+    /// The dispatcher of each downstream.
+    pub(crate) views: BTreeMap<String, View>,
     /// Cancelled when the daemon stops.
     pub(crate) draining: CancellationToken,
 }
@@ -54,7 +61,13 @@ impl Checks for Readiness {
             };
             let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
             checks.extend(self.amqp.downstreams().map(|(name, attached)| {
-                let verdict = attached.then_some(()).ok_or_else(|| "its queue is not consumed".to_owned());
+                let has_terms =
+                    self.views.get(name).is_none_or(|view| view.snapshot().binding != Binding::Terms);
+                let verdict = match (attached, has_terms) {
+                    (false, _) => Err("its queue is not consumed".to_owned()),
+                    (true, false) => Err(UNUSABLE_TERMS.to_owned()),
+                    (true, true) => Ok(()),
+                };
                 Check::new(format!("downstream/{name}"), verdict)
             }));
             let draining = self.draining.is_cancelled();

@@ -5,6 +5,7 @@
 
 mod access;
 mod api;
+mod audit;
 mod connections;
 mod health;
 mod page;
@@ -22,10 +23,10 @@ use axum::Router;
 use health::Checks;
 use routes::Route;
 
-pub(crate) use access::{Access, Tokens};
+pub(crate) use access::{Access, Token, Tokens};
 pub(crate) use api::{Api, Letters, Operations};
 pub(crate) use health::{Readiness, StoreProbe};
-pub(crate) use server::{Server, bind};
+pub(crate) use server::{CHANGES_TIMEOUT, Server, bind};
 
 /// All that the server answers, by the rules of `access`: probes by `checks`, the metrics that `render` gives, the page
 /// and the API.

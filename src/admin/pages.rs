@@ -137,7 +137,7 @@ mod tests {
     ) -> (u16, HeaderMap, String) {
         let checks = checks.map(|(name, verdict)| Check::new(name, verdict.map_err(str::to_owned)));
         let read_token = read_token.map(Secret::hidden);
-        let admin = Admin { listen: None, token: None, read_token, allow_hosts: Vec::new(), tls: None };
+        let admin = Admin { read_token, ..Admin::default() };
         let access = Arc::new(Access::new(&admin));
         let pages = router(pages(Fixed(checks.into()), || "# EOF\n".to_owned()), &access);
         let connection = Connections::default().open("10.0.0.7:1".parse().unwrap()).unwrap();

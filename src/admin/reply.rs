@@ -17,11 +17,13 @@ pub(crate) struct Refusal {
     text: String,
     /// The seconds after which trying again may help.
     retry_after: Option<u64>,
+    /// Whether it is not known if the change was made.
+    is_unknown: bool,
 }
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Self {
-        Self { status, text: text.into(), retry_after: None }
+        Self { status, text: text.into(), retry_after: None, is_unknown: false }
     }
 
     /// A refusal of a request that may be sent again after so many seconds.
@@ -36,6 +38,17 @@ impl Refusal {
 
     pub(crate) fn unauthorized(text: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, text)
+    }
+
+    /// The same for a change that may have been made all the same.
+    pub(super) fn or_made(self) -> Self {
+        let text = format!("{}; it may have been changed: look whether it was", self.text);
+        Self { text, is_unknown: true, ..self }
+    }
+
+    /// Whether it is not known if the change was made.
+    pub(super) const fn is_unknown(&self) -> bool {
+        self.is_unknown
     }
 
     pub(crate) const fn status(&self) -> StatusCode {

@@ -4,14 +4,17 @@
 //! other paths have the same answer for everybody.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Extension, Request, State};
 use axum::handler::Handler;
+use axum::http::header::HeaderMap;
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -19,13 +22,21 @@ use axum::routing::{MethodFilter, MethodRouter, any, on};
 use hyper::body::{Frame, SizeHint};
 use paced::api::Endpoint;
 use paced::bounded_log::BoundedLog;
+use paced::config::Role;
+use paced::text::cut;
 
-use super::access::{Access, has_json};
+use super::access::{Access, Holder, has_json};
 use super::connections::{Peer, Permit, RequestClass};
 use super::reply::Refusal;
 
 /// The bytes of an answer that are passed on at once: what is written is kept in memory besides.
 const PIECE: usize = 16 * 1024;
+
+/// The header by which a client claims a name: somebody's who uses a token that several have.
+const CLAIMED: &str = "paced-as";
+
+/// The longest name that is claimed, in characters.
+const MAX_CLAIMED: usize = 100;
 
 /// The rule for the requests of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +53,45 @@ pub(super) enum Rule {
     Metrics,
     /// Requests that may read are allowed; they take a permit for a stream of events.
     Events,
-    /// Requests that may change something are allowed; they have no body, and take a permit for a change.
+    /// Requests that may operate are allowed; they have no body, and take a permit for a change.
     Hold,
-    /// Requests that may change something are allowed; they have a body in JSON, and take a permit for a change.
-    Change,
+    /// Requests with this role are allowed; they have a body in JSON, and take a permit for a change.
+    Change(Role),
+}
+
+impl Rule {
+    /// What the token of a request must allow; `None` if it needs none.
+    const fn role(self) -> Option<Role> {
+        match self {
+            Self::Probe | Self::Page => None,
+            Self::Readiness | Self::Read | Self::Metrics | Self::Events => Some(Role::Read),
+            Self::Hold => Some(Role::Operate),
+            Self::Change(role) => Some(role),
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) remote: SocketAddr,
+    /// The name of the token that was sent, if it has one.
+    name: Option<String>,
+    /// The name that the client claims, which nothing proves.
+    pub(super) claimed: String,
+}
+
+impl Client {
+    /// Whoever sent this request, with the token of `holder`.
+    fn of(peer: &Peer, holder: Holder, headers: &HeaderMap) -> Self {
+        let claimed = headers.get(CLAIMED).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Self { remote: peer.remote, name: holder.name, claimed: cut(claimed, MAX_CLAIMED).to_owned() }
+    }
+
+    /// The name of the token, or else the address.
+    pub(super) fn by(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.remote.ip().to_string())
+    }
 }
 
 /// Whether the client may know why the daemon is not ready.
@@ -111,14 +157,23 @@ async fn no_method() -> Refusal {
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no method for this; use one of the header `allow`")
 }
 
-/// The log of refused requests is bounded, since anybody who reaches the address could cause a line for each.
-pub(super) static REFUSALS: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
-    // These lines record who tried what, so more of them are kept than for messages.
-    BoundedLog::with_bound(50, |summary| {
+/// The log of requests that are refused to strangers. It is bounded tightly, since anybody who reaches the address could
+/// cause a line for each: nobody may roll the lines of changes away with it.
+pub(super) static REFUSALS: LazyLock<Arc<BoundedLog>> =
+    LazyLock::new(|| refusals(20, Duration::from_secs(60)));
+
+/// The log of refused requests of clients that have a token for changes.
+static REFUSED_CHANGES: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| refusals(50, Duration::from_secs(1)));
+
+/// The longest text of a client in a line of the log, in characters.
+pub(super) const MAX_SHOWN: usize = 200;
+
+fn refusals(lines: u32, span: Duration) -> Arc<BoundedLog> {
+    BoundedLog::with_bound(lines, span, |summary| {
         let (requests, kinds) = (summary.lines, &summary);
         tracing::warn!(requests, %kinds, "admin: refused; too many to log each");
     })
-});
+}
 
 #[derive(Clone)]
 struct Guarded {
@@ -141,37 +196,50 @@ async fn guard(
             response.map(|body| Body::new(PermitBody { body, rest: Bytes::new(), _permit: permit }))
         }
         Err(refusal) => {
-            let (remote, status) = (peer.remote, refusal.status().as_u16());
-            let (method, path) = (request.method(), request.uri().path());
-            REFUSALS.line(refusal.status().canonical_reason().unwrap_or("other"), || {
-                tracing::warn!(%remote, %method, path, status, error = refusal.text(), "admin: refused");
-            });
+            log_refusal(rule, &peer, &request, &refusal);
             refusal.into_response()
         }
     }
 }
 
-/// Checks whether the request is allowed, and takes its permit if it needs one.
+fn log_refusal(rule: Rule, peer: &Peer, request: &Request, refusal: &Refusal) {
+    // What is checked after the token is refused to a client that has one.
+    let has_token = matches!(rule, Rule::Hold | Rule::Change(_))
+        && matches!(refusal.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE | StatusCode::SERVICE_UNAVAILABLE);
+    let log = if has_token { &REFUSED_CHANGES } else { &REFUSALS };
+    log.line(refusal.status().canonical_reason().unwrap_or("other"), || {
+        let (remote, status) = (peer.remote, refusal.status().as_u16());
+        let (method, path) =
+            (cut(request.method().as_str(), MAX_SHOWN), cut(request.uri().path(), MAX_SHOWN));
+        let error = cut(refusal.text(), 2 * MAX_SHOWN);
+        tracing::warn!(%remote, method, path, status, error, "admin: refused");
+    });
+}
+
+/// Checks whether the request is allowed, notes whose it is, and takes its permit if it needs one.
 fn admit(access: &Access, rule: Rule, peer: &Peer, request: &mut Request) -> Result<Option<Permit>, Refusal> {
-    let client = peer.network();
     let (uri, headers) = (request.uri(), request.headers());
-    let may_read = || access.is_meant(uri, headers).and_then(|()| access.may_read(headers, client));
-    let may_change = || access.is_meant(uri, headers).and_then(|()| access.may_change(headers, client));
+    let may = |role| access.is_meant(uri, headers).and_then(|()| access.may(role, headers, peer.network()));
+    if rule == Rule::Readiness && !asks_for(uri.query(), "verbose") {
+        let insight = Insight(may(Role::Read).is_ok());
+        request.extensions_mut().insert(insight);
+        return Ok(None);
+    }
     let class = match rule {
         Rule::Probe => return Ok(None),
-        Rule::Readiness if !asks_for(uri.query(), "verbose") => {
-            let insight = Insight(may_read().is_ok());
-            request.extensions_mut().insert(insight);
-            return Ok(None);
-        }
         Rule::Page => return access.is_meant(uri, headers).map(|()| None),
-        Rule::Readiness | Rule::Read => may_read().map(|()| RequestClass::Read),
-        Rule::Metrics => may_read().map(|()| RequestClass::Metrics),
-        Rule::Events => may_read().map(|()| RequestClass::Events),
-        Rule::Hold => may_change().map(|()| RequestClass::Change),
-        Rule::Change => may_change().and_then(|()| has_json(headers)).map(|()| RequestClass::Change),
+        Rule::Readiness | Rule::Read => RequestClass::Read,
+        Rule::Metrics => RequestClass::Metrics,
+        Rule::Events => RequestClass::Events,
+        Rule::Hold | Rule::Change(_) => RequestClass::Change,
     };
-    peer.permit(class?).map(Some)
+    let holder = rule.role().map(may).transpose()?.unwrap_or_default();
+    if matches!(rule, Rule::Change(_)) {
+        has_json(headers)?;
+    }
+    let client = Client::of(peer, holder, headers);
+    request.extensions_mut().insert(client);
+    peer.permit(class).map(Some)
 }
 
 /// Whether the query has this parameter: `verbose`, `verbose=` and `verbose=1` all count.

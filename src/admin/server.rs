@@ -12,6 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use paced::text::cut;
 use paced::tls::ServerTls;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connections::{Connection, Connections, MAX_CONNECTIONS, Peer};
-use super::routes::REFUSALS;
+use super::routes::{MAX_SHOWN, REFUSALS};
 
 /// The connections that may be open beyond [`MAX_CONNECTIONS`]: those that were evicted, until their tasks have
 /// noticed. It bounds the descriptors.
@@ -35,8 +36,13 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_HEAD: usize = 16 * 1024;
 /// The longest life of a connection, so that slow readers cannot keep it for ever.
 const MAX_CONNECTION_LIFE: Duration = Duration::from_secs(60);
+/// How much longer a connection lives for a change that is in progress: its body, its work and its answer have time-outs
+/// of their own, which are shorter together.
+const MAX_CHANGE: Duration = Duration::from_secs(90);
 /// The time-out for answers in progress when a connection is to end.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the end waits for changes that are in progress: longer than the store may take for one answer.
+pub(crate) const CHANGES_TIMEOUT: Duration = Duration::from_secs(4);
 /// The wait before the next attempt when no connection can be accepted, such as without file descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
@@ -78,6 +84,8 @@ pub(crate) struct Server {
     address: SocketAddr,
     stop: CancellationToken,
     task: JoinHandle<()>,
+    /// The changes that are being made, which outlast their connections.
+    changes: TaskTracker,
 }
 
 impl Server {
@@ -86,7 +94,12 @@ impl Server {
         let address = listener.local_addr()?;
         let stop = CancellationToken::new();
         let task = tokio::spawn(accept(listener, Serving { pages, tls, stop: stop.clone() }));
-        Ok(Self { address, stop, task })
+        Ok(Self { address, stop, task, changes: TaskTracker::new() })
+    }
+
+    /// The same, whose end waits for these changes.
+    pub(crate) fn waiting_for(self, changes: TaskTracker) -> Self {
+        Self { changes, ..self }
     }
 
     /// The address that it listens on.
@@ -94,11 +107,19 @@ impl Server {
         self.address
     }
 
-    /// Accepts no more connections, and gives the answers in progress a second.
+    /// Accepts no more connections, and gives the answers in progress a second, and the changes in progress
+    /// [`CHANGES_TIMEOUT`]: each leaves its line in the log.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         // The task ends by itself, and the runtime reports a panic in it.
         let _ = self.task.await;
+        self.changes.close();
+        if timeout(CHANGES_TIMEOUT, self.changes.wait()).await.is_err() {
+            tracing::warn!(
+                changes = self.changes.len(),
+                "admin: changes have not ended in time; look whether they were made"
+            );
+        }
     }
 }
 
@@ -185,6 +206,13 @@ impl Serving {
             _ = timeout(MAX_CONNECTION_LIFE, self.stop.cancelled()) => {}
         }
         connection.as_mut().graceful_shutdown();
+        if peer.has_change() {
+            // The connection ends with the answer.
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                _ = timeout(MAX_CHANGE, self.stop.cancelled()) => {}
+            }
+        }
         let _ = timeout(END_TIMEOUT, connection).await;
     }
 }
@@ -197,7 +225,8 @@ fn tell_handshake(peer: &Peer, error: &io::Error) {
     }
     let remote = peer.remote;
     REFUSALS.line("TLS handshake", || {
-        tracing::warn!(%remote, %error, "admin: no TLS with this client");
+        let error = error.to_string();
+        tracing::warn!(%remote, error = cut(&error, MAX_SHOWN), "admin: no TLS with this client");
     });
 }
 

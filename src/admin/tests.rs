@@ -9,9 +9,9 @@ use axum::extract::Extension;
 use axum::http::{self, Method};
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
-use paced::config::{Admin, Secret};
+use paced::config::{Admin, NamedToken, Role, Secret};
 use paced::store::BoxFuture;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::api::tests::in_memory;
@@ -37,15 +37,31 @@ const HOSTS: [(&str, bool); 6] = [
 struct Configured {
     token: bool,
     read_token: bool,
+    /// One with a name for each role.
+    named: bool,
 }
 
-/// The token that is sent, whether it is that of changes, and whether it is one to read with.
-const TOKENS: [(Option<&str>, bool, bool); 4] = [
-    (None, false, false),
-    (Some("wrong"), false, false),
-    (Some("look"), false, true),
-    (Some("change"), true, true),
+/// The token that is sent, and its role.
+const TOKENS: [(Option<&str>, Option<Role>); 7] = [
+    (None, None),
+    (Some("wrong"), None),
+    (Some("look"), Some(Role::Read)),
+    (Some("change"), Some(Role::Admin)),
+    (Some("named-read"), Some(Role::Read)),
+    (Some("named-operate"), Some(Role::Operate)),
+    (Some("named-admin"), Some(Role::Admin)),
 ];
+
+impl Configured {
+    /// Whether the token of this text is among them.
+    fn has(self, token: &str) -> bool {
+        match token {
+            "look" => self.read_token,
+            "change" => self.token,
+            token => self.named && token.starts_with("named-"),
+        }
+    }
+}
 
 struct Unready;
 
@@ -75,13 +91,19 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(Configured { token, read_token }: Configured) -> Self {
+    fn new(Configured { token, read_token, named }: Configured) -> Self {
+        let roles = [Role::Read, Role::Operate, Role::Admin].into_iter().filter(|_| named);
+        let tokens = roles.map(|role| {
+            let name = role.name().to_owned();
+            NamedToken { token: Secret::hidden(format!("named-{name}")), name, role }
+        });
         let access = Access::new(&Admin {
             listen: Some("127.0.0.1:9750".to_owned()),
             token: token.then(|| Secret::hidden("change")),
             read_token: read_token.then(|| Secret::hidden("look")),
+            tokens: tokens.collect(),
             allow_hosts: vec!["paced.internal".to_owned()],
-            tls: None,
+            ..Admin::default()
         });
         let all = all_routes(Unready, || "# EOF\n".to_owned(), in_memory());
         let mut routes: Vec<_> =
@@ -119,41 +141,68 @@ impl Scene {
     }
 }
 
+/// The role that a rule asks for, and the least that it may be given to.
+fn role(rule: Rule) -> Option<Role> {
+    match rule {
+        Rule::Probe | Rule::Readiness | Rule::Page => None,
+        Rule::Read | Rule::Metrics | Rule::Events => Some(Role::Read),
+        Rule::Hold => Some(Role::Operate),
+        Rule::Change(role) => Some(role),
+    }
+}
+
 /// The status of a refusal; `None` if the request is to be passed on to its handler.
 fn expected(rule: Rule, configured: Configured, asked: Asked<'_>) -> Option<u16> {
     let is_known = HOSTS.iter().any(|(host, is_known)| *host == asked.host && *is_known);
-    let (_, may_change, may_read) = TOKENS.into_iter().find(|(token, ..)| *token == asked.token).unwrap();
-    match rule {
-        Rule::Probe | Rule::Readiness => None,
+    let sent = asked.token.filter(|token| configured.has(token));
+    let sent = sent.and_then(|sent| TOKENS.into_iter().find(|(token, _)| *token == Some(sent))?.1);
+    let guards_reads = configured.read_token || configured.named;
+    match (rule, role(rule)) {
+        (Rule::Probe | Rule::Readiness, _) => None,
         _ if !is_known => Some(421),
         _ if asked.is_foreign => Some(403),
-        Rule::Page => None,
-        Rule::Read | Rule::Metrics | Rule::Events if !configured.read_token => None,
-        // Without a token for changes that one is as wrong as any other.
-        Rule::Read | Rule::Metrics | Rule::Events => {
-            (!may_read || may_change && !configured.token).then_some(401)
-        }
-        Rule::Hold | Rule::Change if !configured.token => Some(403),
-        Rule::Hold | Rule::Change if !may_change => Some(401),
-        Rule::Change if !asked.is_json => Some(415),
-        Rule::Hold | Rule::Change => None,
+        (Rule::Page, _) | (_, None) => None,
+        (_, Some(Role::Read)) if !guards_reads => None,
+        (_, Some(Role::Operate | Role::Admin)) if !configured.token && !configured.named => Some(403),
+        (_, needed) if sent < needed => Some(401),
+        (Rule::Change(_), _) if !asked.is_json => Some(415),
+        _ => None,
     }
+}
+
+/// What each role may change.
+#[tokio::test(start_paused = true)]
+async fn each_change_needs_the_role_that_is_documented() {
+    let of = |wanted| {
+        let all = Scene::new(Configured { token: true, read_token: true, named: false }).routes.into_iter();
+        let needs = |(_, _, rule): &(Method, &str, Rule)| role(*rule) == Some(wanted);
+        let name = |path: &str| path.strip_prefix("/api/v1/downstreams/{name}/").map(str::to_owned);
+        let names =
+            all.filter(needs).filter_map(|(method, path, _)| Some(format!("{method} {}", name(path)?)));
+        names.collect::<BTreeSet<String>>()
+    };
+    let operate = ["GET dead", "POST cancel", "POST dead/replay", "POST pause", "POST resume"];
+    assert_eq!(of(Role::Operate), operate.map(str::to_owned).into());
+    let admin =
+        ["DELETE rate", "POST dead/purge", "POST reset", "POST terms/drop", "POST terms/force", "PUT rate"];
+    assert_eq!(of(Role::Admin), admin.map(str::to_owned).into());
 }
 
 /// Only probes and the empty page are open to everybody, and every change wants its token and JSON.
 #[tokio::test(start_paused = true)]
 async fn each_route_has_a_rule_that_is_strict_enough() {
     let mut open = Vec::new();
-    for (method, path, rule) in Scene::new(Configured { token: true, read_token: true }).routes {
+    for (method, path, rule) in Scene::new(Configured { token: true, read_token: true, named: false }).routes
+    {
         match rule {
             Rule::Probe | Rule::Readiness => open.push(path),
             Rule::Page => assert!(!path[1..].contains('/'), "{path}: a file of the page"),
-            Rule::Change => assert_ne!(method, Method::GET, "{path}"),
+            Rule::Change(_) => assert_ne!(method, Method::GET, "{path}"),
             // A list of letters holds them.
             Rule::Hold => assert_eq!(path, "/api/v1/downstreams/{name}/dead"),
             Rule::Read | Rule::Metrics | Rule::Events => assert_eq!(method, Method::GET, "{path}"),
         }
-        assert!(method == Method::GET || rule == Rule::Change, "{path}");
+        assert!(method == Method::GET || matches!(rule, Rule::Change(_)), "{path}");
         assert!(!path.starts_with("/api/") || !matches!(rule, Rule::Probe | Rule::Readiness | Rule::Page));
     }
     assert_eq!(open, ["/livez", "/readyz"]);
@@ -166,7 +215,7 @@ async fn each_request_of_the_api_is_documented() {
     let docs = std::fs::read_to_string(docs).unwrap();
     let rows = docs.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let rows: BTreeSet<&str> = rows.filter(|row| row.contains(" /api/")).collect();
-    let routes = Scene::new(Configured { token: true, read_token: true }).routes;
+    let routes = Scene::new(Configured { token: true, read_token: true, named: false }).routes;
     let routes = routes.iter().filter(|(_, path, _)| path.starts_with("/api/"));
     let routes: BTreeSet<String> =
         routes.map(|(method, path, _)| format!("{method} {}", path.replace("{name}", "NAME"))).collect();
@@ -176,12 +225,19 @@ async fn each_request_of_the_api_is_documented() {
 #[tokio::test(start_paused = true)]
 async fn each_route_refuses_as_its_rule_says() {
     let refusals = [401, 403, 405, 415, 421, 429];
-    for (token, read_token) in [(false, false), (true, false), (false, true), (true, true)] {
-        let configured = Configured { token, read_token };
+    for (token, read_token, named) in [
+        (false, false, false),
+        (true, false, false),
+        (false, true, false),
+        (true, true, false),
+        (true, true, true),
+        (false, false, true),
+    ] {
+        let configured = Configured { token, read_token, named };
         let scene = Scene::new(configured);
         for (method, path, rule) in scene.routes.clone() {
             let each_token = HOSTS.into_iter().flat_map(|host| TOKENS.map(|token| (host, token)));
-            for (((host, _), (token, ..)), is_foreign) in
+            for (((host, _), (token, _)), is_foreign) in
                 each_token.flat_map(|both| [(both, false), (both, true)])
             {
                 for is_json in [true, false] {
@@ -202,7 +258,7 @@ async fn each_route_refuses_as_its_rule_says() {
 
 #[tokio::test(start_paused = true)]
 async fn other_methods_and_paths_are_refused_to_everybody() {
-    let scene = Scene::new(Configured { token: true, read_token: true });
+    let scene = Scene::new(Configured { token: true, read_token: true, named: false });
     let send = async |method, path| {
         let (host, token) = ("localhost", Some("change"));
         let asked = Asked { method, path, host, is_foreign: false, token, is_json: true };
@@ -250,13 +306,7 @@ async fn with_a_large_page() -> Server {
         Route::new(Method::GET, "/small", Rule::Metrics, (small, &())),
         Route::new(Method::GET, "/status", Rule::Read, (small, &())),
     ];
-    let access = Arc::new(Access::new(&Admin {
-        listen: None,
-        token: None,
-        read_token: None,
-        allow_hosts: Vec::new(),
-        tls: None,
-    }));
+    let access = Arc::new(Access::new(&Admin { token: None, ..Admin::default() }));
     Server::start(bind("127.0.0.1:0").await.unwrap(), routes::router(routes, &access), None).unwrap()
 }
 
@@ -273,6 +323,41 @@ async fn first_line(from: [u8; 4], server: &Server, path: &str) -> (TcpStream, S
         line.push(stream.read_u8().await.unwrap());
     }
     (stream, String::from_utf8(line).unwrap())
+}
+
+/// The first line of each answer to these requests for changes, over one connection.
+async fn changes(server: &Server, paths: &[&str]) -> Vec<String> {
+    let mut stream = BufReader::new(TcpStream::connect(server.address()).await.unwrap());
+    let mut lines = Vec::new();
+    for path in paths {
+        let request =
+            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer change\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") && stream.read_line(&mut head).await.unwrap() > 0 {}
+        lines.push(head.lines().next().unwrap_or_default().to_owned());
+    }
+    lines
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_change_is_not_cut_by_the_age_of_its_connection() {
+    let after = |seconds| move || async move { tokio::time::sleep(Duration::from_secs(seconds)).await };
+    let routes = vec![
+        Route::new(Method::POST, "/short", Rule::Hold, (after(50), &())),
+        Route::new(Method::POST, "/long", Rule::Hold, (after(55), &())),
+        Route::new(Method::POST, "/endless", Rule::Hold, (after(1_000), &())),
+    ];
+    let access = Arc::new(Access::new(&Admin { token: Some(Secret::hidden("change")), ..Admin::default() }));
+    let pages = routes::router(routes, &access);
+    let server = Server::start(bind("127.0.0.1:0").await.unwrap(), pages, None).unwrap();
+    assert_eq!(changes(&server, &["/short", "/long"]).await, ["HTTP/1.1 200 OK"; 2]);
+    // No request begins on a connection that is so old, and none keeps it for ever.
+    assert_eq!(changes(&server, &["/short", "/long", "/short"]).await[2], "");
+    let start = tokio::time::Instant::now();
+    assert_eq!(changes(&server, &["/endless"]).await, [""]);
+    assert!(start.elapsed() < Duration::from_secs(160), "{:?}", start.elapsed());
+    server.stop().await;
 }
 
 #[tokio::test(start_paused = true)]

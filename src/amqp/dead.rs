@@ -1,6 +1,7 @@
 //! Dead letters, and messages that reached no downstream's queue: lists them without any change, replays them, and
 //! removes them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::Connection;
@@ -9,11 +10,12 @@ use tokio_util::sync::CancellationToken;
 use super::Options;
 use super::connection::{ask, connect};
 use super::error::Error;
+use super::guard::{Admit, HeadsOnly};
 use super::publisher::PublishError;
 use super::topology;
 use crate::failpoint;
 use crate::shaper::Shaper;
-use crate::time::wall_now;
+use crate::time::{Micros, wall_now};
 use held::HeldLetters;
 use place::Place;
 
@@ -37,6 +39,8 @@ pub struct DeadLetters {
     options: Options,
     place: Place,
     consuming: Connection,
+    /// Whether letters come with their bodies.
+    has_bodies: bool,
 }
 
 /// Which letters are examined, and when that ends early.
@@ -48,6 +52,9 @@ pub struct Scan {
     pub limit: Option<u32>,
     /// Examines only so many letters, from the oldest one on. Unless set, these are all that are there at the start.
     pub first: Option<u32>,
+    /// Passes over letters whose `paced-dead-at` is later than this instant of the wall clock. Letters without it count as
+    /// older: the broker dead-lettered them.
+    pub died_until: Option<Micros>,
     /// When cancelled, ends after the letter at hand.
     pub stop: CancellationToken,
 }
@@ -90,7 +97,23 @@ impl DeadLetters {
     /// Any error of connecting, without a retry. The options have no such downstream.
     pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
         let place = Place::Dead(options.downstream(downstream)?.clone());
-        Self::connect(options, place).await
+        Self::connect(options, place, true).await
+    }
+
+    /// Connects as [`DeadLetters::open`] does, or without a name as [`DeadLetters::open_unroutable`] does, and reads no
+    /// bodies: each letter comes with an empty one, however long it is in the queue. So a letter takes no more memory than
+    /// its properties do. These letters cannot be replayed.
+    ///
+    /// Cancel safe: a dropped future closes what it opened.
+    ///
+    /// # Errors
+    /// Any error of connecting, without a retry. The options have no such downstream.
+    pub async fn open_heads(options: &Options, downstream: Option<&str>) -> Result<Self, Error> {
+        let place = match downstream {
+            Some(downstream) => Place::Dead(options.downstream(downstream)?.clone()),
+            None => Place::Unroutable,
+        };
+        Self::connect(options, place, false).await
     }
 
     /// Connects to the messages that reached no downstream's queue. Nothing is ever declared.
@@ -100,7 +123,7 @@ impl DeadLetters {
     /// # Errors
     /// Any error of connecting, without a retry.
     pub async fn open_unroutable(options: &Options) -> Result<Self, Error> {
-        Self::connect(options, Place::Unroutable).await
+        Self::connect(options, Place::Unroutable, true).await
     }
 
     /// Connects to the jobs that lie in a queue of a downstream that no replica serves. Nothing is ever declared.
@@ -110,12 +133,13 @@ impl DeadLetters {
     /// # Errors
     /// Any error of connecting, without a retry.
     pub async fn open_jobs(options: &Options, queue: String) -> Result<Self, Error> {
-        Self::connect(options, Place::Jobs(queue)).await
+        Self::connect(options, Place::Jobs(queue), true).await
     }
 
-    async fn connect(options: &Options, place: Place) -> Result<Self, Error> {
-        let consuming = connect(&options.address, "reading dead letters", None).await?;
-        Ok(Self { options: options.clone(), place, consuming })
+    async fn connect(options: &Options, place: Place, has_bodies: bool) -> Result<Self, Error> {
+        let admit = (!has_bodies).then(|| Arc::new(HeadsOnly) as Arc<dyn Admit>);
+        let consuming = connect(&options.address, "reading dead letters", admit).await?;
+        Ok(Self { options: options.clone(), place, consuming, has_bodies })
     }
 
     /// The number of letters.
@@ -150,10 +174,11 @@ impl DeadLetters {
         scan: &Scan,
         progress: impl FnMut(&Tally),
     ) -> Result<(Vec<Letter>, Tally), Error> {
-        self.list_as(scan, |letter| letter, progress).await
+        self.list_as(scan, |letter, _| letter, progress).await
     }
 
-    /// [`DeadLetters::list`], of which only what `view` makes of each letter is kept: its body may be large.
+    /// [`DeadLetters::list`], of which only what `view` makes of each letter is kept. `view` is given the letter and the
+    /// length of its body in bytes, also where the body is not read.
     ///
     /// Cancel safe, as [`DeadLetters::list`] is.
     ///
@@ -162,12 +187,12 @@ impl DeadLetters {
     pub async fn list_as<T>(
         &self,
         scan: &Scan,
-        mut view: impl FnMut(Letter) -> T,
+        mut view: impl FnMut(Letter, u64) -> T,
         progress: impl FnMut(&Tally),
     ) -> Result<(Vec<T>, Tally), Error> {
         let mut letters = Vec::new();
-        let list = async |letter: Letter| {
-            letters.push(view(letter));
+        let list = async |letter: Letter, bytes| {
+            letters.push(view(letter, bytes));
             Ok::<_, Error>(Verdict::Stays)
         };
         let tally = self.scan(scan, None, list, progress).await?;
@@ -181,7 +206,7 @@ impl DeadLetters {
     /// # Errors
     /// An error of the broker.
     pub async fn count_matching(&self, scan: &Scan, progress: impl FnMut(&Tally)) -> Result<Tally, Error> {
-        self.scan(scan, None, async |_| Ok(Verdict::Stays), progress).await
+        self.scan(scan, None, async |_, _| Ok(Verdict::Stays), progress).await
     }
 
     /// Removes the letters that match, oldest first. Those that arrive meanwhile stay.
@@ -193,7 +218,7 @@ impl DeadLetters {
     /// # Errors
     /// An error of the broker; letters that were removed by then are gone.
     pub async fn purge(&self, scan: &Scan, progress: impl FnMut(&Tally)) -> Result<Tally, Error> {
-        let purge = async |_| {
+        let purge = async |_, _| {
             failpoint::reached("purge:remove");
             Ok::<_, Error>(Verdict::Goes)
         };
@@ -212,7 +237,7 @@ impl DeadLetters {
         &self,
         scan: &Scan,
         pace: Option<&Shaper>,
-        mut each: impl AsyncFnMut(Letter) -> Result<Verdict, Error>,
+        mut each: impl AsyncFnMut(Letter, u64) -> Result<Verdict, Error>,
         mut progress: impl FnMut(&Tally),
     ) -> Result<Tally, Error> {
         let mut held = HeldLetters::start(&self.consuming, &self.place, self.queue()).await?;
@@ -229,10 +254,10 @@ impl DeadLetters {
                 tally.stopped = true;
                 break;
             }
-            let Some(letter) = held.next().await? else { break };
+            let Some((letter, bytes)) = held.next().await? else { break };
             tally.seen += 1;
-            if scan.filter.takes(&letter, now) {
-                let verdict = each(letter).await?;
+            if scan.takes(&letter, now) {
+                let verdict = each(letter, bytes).await?;
                 has_slot &= matches!(verdict, Verdict::Fails(_));
                 match verdict {
                     Verdict::Stays => tally.done += 1,
@@ -284,6 +309,13 @@ impl DeadLetters {
 
     fn queue(&self) -> String {
         self.place.queue(&self.options)
+    }
+}
+
+impl Scan {
+    fn takes(&self, letter: &Letter, now: Micros) -> bool {
+        let is_later = self.died_until.is_some_and(|until| letter.died_at().is_some_and(|at| at > until));
+        !is_later && self.filter.takes(letter, now)
     }
 }
 

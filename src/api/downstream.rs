@@ -38,6 +38,29 @@ pub struct Downstream {
     pub cancelled: Option<Cancelled>,
 }
 
+/// The terms in the store as they are: the answer of `GET .../terms`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredTerms {
+    /// The name of the downstream.
+    pub name: String,
+    /// The generation of the terms; 0 if the store has none.
+    pub generation: u64,
+    /// The version of their text; `None` if it is none.
+    pub version: Option<u64>,
+    /// The newest version that the replica reads.
+    pub reads_version: u64,
+    /// The reason why the replica cannot use them.
+    pub error: Option<String>,
+    /// The revision of the file in force, where it can be read.
+    pub revision: Option<u64>,
+    /// The revision of the file of the replica that answers.
+    pub own_revision: Option<u64>,
+    /// Whether that file has the limits in force.
+    pub is_own: bool,
+    /// The text of the terms, as the store has it.
+    pub text: Option<String>,
+}
+
 /// The limits of a downstream, and the rates set over them: the answer of `GET .../rate`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rates {

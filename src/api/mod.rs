@@ -7,10 +7,12 @@
 //! | `downstream` | one downstream: its limits, the rates set over them, its pauses |
 //! | [`order`] | changes that operators order |
 //! | [`letters`] | dead letters |
+//! | [`history`] | the last changes by operators |
 //!
 //! Clients depend on the JSON: `src/admin/api/tests/wire.txt` has it as text.
 
 mod downstream;
+pub mod history;
 pub mod letters;
 pub mod order;
 pub mod state;
@@ -23,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use downstream::{
     Cancelled, Downstream, Downstreams, File, Limit, Override, Pause, Penalty, Rates, SetOverride, Source,
+    StoredTerms,
 };
 
 /// An instant in epoch milliseconds, on the store's clock.
@@ -76,6 +79,17 @@ pub const SET_RATE: Endpoint<order::SetRate, Downstream> =
 /// Restores the rate of the file.
 pub const UNSET_RATE: Endpoint<order::UnsetRate, Downstream> =
     Endpoint::new(Method::DELETE, "/api/v1/downstreams/{name}/rate");
+/// The last changes by operators.
+pub const CHANGES: Endpoint<(), history::Changes> =
+    Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/changes");
+/// The terms in the store, also those that cannot be read.
+pub const TERMS: Endpoint<(), StoredTerms> = Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/terms");
+/// Puts the limits of the file of the replica that answers in force, whatever the revision of those in force.
+pub const FORCE_TERMS: Endpoint<order::ForceTerms, Downstream> =
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/terms/force");
+/// Puts the limits of that file in place of all terms in the store, also of those that cannot be read.
+pub const DROP_TERMS: Endpoint<order::DropTerms, Downstream> =
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/terms/drop");
 /// Lists dead letters.
 pub const LETTERS: Endpoint<(), letters::List> =
     Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/dead");

@@ -69,6 +69,22 @@ pub struct Reset {
     pub reason: Option<String>,
 }
 
+/// Puts the limits of the file of the replica that answers in force, whatever the revision of those in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForceTerms {
+    /// The reason.
+    pub reason: Option<String>,
+}
+
+/// Puts the limits of that file in place of all terms in the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DropTerms {
+    /// The reason.
+    pub reason: Option<String>,
+}
+
 /// Cancels jobs, or ends their cancellation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "body::Cancel")]

@@ -29,6 +29,8 @@ mod token;
 
 /// The time-out for an answer of the daemon.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The header of the name that the user claims.
+const CLAIMED: &str = "paced-as";
 /// What to look at where nothing answers.
 const IS_IT_THERE: &str = "does paced run there with admin.listen set?";
 
@@ -39,6 +41,8 @@ pub(super) struct Daemon {
     token: Token,
     /// The token of requests that only look.
     read_token: Token,
+    /// The name that the user claims.
+    claimed: Option<HeaderValue>,
     /// Whether the user knows whether tokens are sent in clear.
     has_warned: AtomicBool,
 }
@@ -70,7 +74,8 @@ impl Daemon {
         })?;
         let address = Address::of(global, &admin)?;
         let (token, read_token) = (Token::new(admin.token), Token::new(admin.read_token));
-        Ok(Self { address, token, read_token, has_warned: AtomicBool::new(false) })
+        let (claimed, has_warned) = (global.claimed.clone(), AtomicBool::new(false));
+        Ok(Self { address, token, read_token, claimed, has_warned })
     }
 
     /// Sends a request about a downstream and returns the answer. Errors are printed to stderr.
@@ -142,7 +147,10 @@ impl Daemon {
             if token.is_some() {
                 self.warn_of_clear_text(is_local(&stream));
             }
-            let request = request(method, url, token, body)?;
+            let mut request = request(method, url, token, body)?;
+            if let Some(claimed) = &self.claimed {
+                request.headers_mut().insert(CLAIMED, claimed.clone());
+            }
             exchange(stream, self.address.tls.as_ref(), url, request).await
         };
         let (exit, trouble) = match timeout(ANSWER_TIMEOUT, asked).await {

@@ -3,6 +3,7 @@
 use indicatif::ProgressBar;
 use paced::amqp::{DeadLetters, Edits, Error, Letter, Replay, Scan, Tally};
 use paced::config::Settings;
+use paced::time::wall_now;
 use paced::{Precision, Rate, Shaper};
 
 use super::exit::Exit;
@@ -34,15 +35,18 @@ pub(super) struct Letters {
 }
 
 impl Letters {
-    async fn open(settings: &Settings, origin: Origin) -> Result<Self, Exit> {
+    /// Opens the letters, with their bodies if these are wanted.
+    async fn open(settings: &Settings, origin: Origin, with_bodies: bool) -> Result<Self, Exit> {
         let downstream = origin.downstream();
         let mut options = parts::amqp(settings)?;
         // One that is not served any more may have left letters.
         let orphan = downstream.as_deref().filter(|name| !settings.downstreams.contains_key(*name));
         options.downstreams.extend(orphan.map(parts::orphan));
-        let (queue, noun) = match &downstream {
-            Some(downstream) => (DeadLetters::open(&options, downstream).await, "dead letter"),
-            None => (DeadLetters::open_unroutable(&options).await, "unroutable message"),
+        let noun = if downstream.is_some() { "dead letter" } else { "unroutable message" };
+        let queue = match &downstream {
+            name if !with_bodies => DeadLetters::open_heads(&options, name.as_deref()).await,
+            Some(downstream) => DeadLetters::open(&options, downstream).await,
+            None => DeadLetters::open_unroutable(&options).await,
         };
         let queue = queue.map_err(out::failed)?;
         if let Some(orphan) = orphan
@@ -66,12 +70,28 @@ impl Letters {
         format!("{}{}{whose}", self.noun, if count == 1 { "" } else { "s" })
     }
 
-    async fn list(&self, scan: &Scan, done: &str) -> Result<(Vec<Letter>, Tally), Exit> {
-        let bar = bar();
-        let listing = self.queue.list(scan, |tally| draw(&bar, tally, done));
+    /// Prints each letter that matches as it comes, by `print`, so that one at a time is in memory. What cannot be printed
+    /// ends the list.
+    async fn list(
+        &self,
+        scan: &Scan,
+        done: &str,
+        mut print: impl FnMut(&Letter, u64) -> Result<(), Exit>,
+    ) -> Result<Tally, Exit> {
+        let (bar, mut printed) = (bar(), Ok(()));
+        let each = |letter: Letter, bytes| {
+            if printed.is_ok() {
+                printed = bar.suspend(|| print(&letter, bytes));
+            }
+            if printed.is_err() {
+                scan.stop.cancel();
+            }
+        };
+        let listing = self.queue.list_as(scan, each, |tally| draw(&bar, tally, done));
         let listed = interruptible(&scan.stop, listing).await;
         bar.finish_and_clear();
-        listed?.map_err(out::failed)
+        let (_, tally) = listed?.map_err(out::failed)?;
+        printed.map(|()| tally)
     }
 
     /// Waits for a scan that removes letters. An error is printed together with how many were removed before it.
@@ -121,16 +141,21 @@ pub(super) fn ended(&Tally { stopped, seen, found, .. }: &Tally) -> Result<(), E
 }
 
 async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> Result<(), Exit> {
-    let letters = Letters::open(&parts::load(global)?.settings, origin).await?;
+    let letters = Letters::open(&parts::load(global)?.settings, origin, false).await?;
     let scan = Scan { filter: filter.into(), limit: Some(limit), ..Scan::default() };
-    let (listed, tally) = letters.list(&scan, "listed").await?;
+    let mut table = list::Table::new(letters.downstream.is_none());
+    let print = |letter: &Letter, bytes| match global.output {
+        Output::Json => out::json(&list::json(letter, bytes)),
+        Output::Human => table.row(letter, bytes),
+    };
+    let tally = letters.list(&scan, "listed", print).await?;
     match global.output {
-        Output::Json => listed.iter().try_for_each(|letter| out::json(&list::json(letter)))?,
-        Output::Human if listed.is_empty() => {
+        Output::Json => {}
+        Output::Human if tally.done == 0 => {
             let matching = if scan.filter.is_empty() { "" } else { " match" };
             out::line(format_args!("no {}{matching}", letters.title(0)))?;
         }
-        Output::Human => list::table(&listed, &tally, letters.downstream.is_none())?,
+        Output::Human => list::rest(&tally)?,
     }
     letters.queue.close().await;
     ended(&tally)
@@ -138,18 +163,16 @@ async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> 
 
 async fn show(global: &Global, args: ShowArgs) -> Result<(), Exit> {
     let (origin, filter, limit) = args.resolve()?;
-    let letters = Letters::open(&parts::load(global)?.settings, origin).await?;
+    let letters = Letters::open(&parts::load(global)?.settings, origin, true).await?;
     let scan = Scan { filter, limit: Some(limit), ..Scan::default() };
-    let (listed, tally) = letters.list(&scan, "found").await?;
+    let print = |letter: &Letter, _| match global.output {
+        Output::Json => out::json(&show::json(letter, letters.downstream.as_deref())),
+        Output::Human => out::line(show::text(letter)),
+    };
+    let tally = letters.list(&scan, "found", print).await?;
     let title = letters.title(tally.found);
     letters.queue.close().await;
-    for letter in &listed {
-        match global.output {
-            Output::Json => out::json(&show::json(letter, letters.downstream.as_deref()))?,
-            Output::Human => out::line(show::text(letter))?,
-        }
-    }
-    if listed.is_empty() && !tally.stopped {
+    if tally.done == 0 && !tally.stopped {
         let found = tally.found;
         return Err(out::fail(Exit::Failed, format_args!("none of {found} {title} matches")));
     }
@@ -160,7 +183,7 @@ async fn replay(global: &Global, args: ReplayArgs) -> Result<(), Exit> {
     let settings = parts::load(global)?.settings;
     args.check(&settings)?;
     let pace = args.rate.map(shaper).transpose()?;
-    let letters = Letters::open(&settings, args.origin).await?;
+    let letters = Letters::open(&settings, args.origin, true).await?;
     let scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };
     let edits = Edits { set: args.set_header, unset: args.unset_header, new_id: args.new_id };
     let is_addressed = args.to.is_some();
@@ -198,7 +221,7 @@ async fn purge(global: &Global, args: PurgeArgs) -> Result<(), Exit> {
     if !args.yes && !confirm::is_possible() {
         return Err(out::fail(Exit::Usage, "a purge removes letters for good; say --yes if it is meant"));
     }
-    let letters = Letters::open(&parts::load(global)?.settings, args.origin).await?;
+    let letters = Letters::open(&parts::load(global)?.settings, args.origin, false).await?;
     let mut scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };
     if !args.yes && !agreed(&letters, &mut scan).await? {
         letters.queue.close().await;
@@ -217,6 +240,7 @@ async fn purge(global: &Global, args: PurgeArgs) -> Result<(), Exit> {
 
 /// Asks whether the letters that match are to be removed, and bounds the scan to these; false where there are none.
 async fn agreed(letters: &Letters, scan: &mut Scan) -> Result<bool, Exit> {
+    let counted_at = wall_now();
     let (found, matching) = if scan.filter.is_empty() {
         let found = letters.queue.count().await.map_err(out::failed)?;
         (found, found.min(scan.limit.unwrap_or(found)))
@@ -234,6 +258,6 @@ async fn agreed(letters: &Letters, scan: &mut Scan) -> Result<bool, Exit> {
     }
     let of_all = if matching == found { String::new() } else { format!(" of {found}") };
     confirm::confirm(format_args!("Purge {matching}{of_all} {}?", letters.title(found)))?;
-    (scan.first, scan.limit) = (Some(found), Some(matching));
+    (scan.first, scan.limit, scan.died_until) = (Some(found), Some(matching), Some(counted_at));
     Ok(true)
 }

@@ -10,6 +10,7 @@ mod downstream;
 mod exit;
 mod explain_answer;
 mod facts;
+mod history;
 mod init;
 mod input;
 mod interrupt;
@@ -23,12 +24,14 @@ mod rate;
 mod reset;
 mod run;
 mod status;
+mod terms;
 mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use hyper::header::HeaderValue;
 use tracing_subscriber::filter::LevelFilter;
 
 use paced::dispatch::JOB_LOG;
@@ -63,6 +66,9 @@ struct Global {
     /// Where the daemon's admin API is, such as https://paced.internal:9750 [default: admin.listen]
     #[arg(long, global = true, value_name = "URL")]
     admin: Option<String>,
+    /// Who you are, for the audit log of the daemon, where several use one token; nothing proves it
+    #[arg(long = "as", global = true, value_name = "NAME", value_parser = claimed)]
+    claimed: Option<HeaderValue>,
     /// The authorities that may have signed the certificate of a daemon that is asked over https, in PEM format
     /// [default: $PACED_CA_FILE, or the system's]
     #[arg(long, global = true, value_name = "FILE")]
@@ -88,6 +94,13 @@ struct Global {
     /// Form of the log on stderr
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
     log_format: LogFormat,
+}
+
+/// A name that is claimed.
+fn claimed(text: &str) -> Result<HeaderValue, String> {
+    let fits = (1..=100).contains(&text.len()) && text.chars().all(|c| c == ' ' || c.is_ascii_graphic());
+    let value = HeaderValue::from_str(text).ok().filter(|_| fits);
+    value.ok_or_else(|| "no name; use 1 to 100 characters of ASCII on one line".to_owned())
 }
 
 /// The form of the data on stdout.
@@ -116,6 +129,8 @@ enum Command {
     Status(status::Args),
     /// Shows the same on the whole terminal, live, with a pane for each downstream
     Top(top::Args),
+    /// Shows the last changes by operators: who changed what, when and why, through whichever replica
+    History(history::Args),
     /// Looks at dead letters, and brings them back
     #[command(subcommand)]
     Dead(dead::Command),
@@ -133,6 +148,9 @@ enum Command {
     /// Shows and sets the rates that a running downstream goes by
     #[command(subcommand)]
     Rate(rate::Command),
+    /// Shows the limits in force as the store has them, and rolls them back
+    #[command(subcommand)]
+    Terms(terms::Command),
     /// Says what an answer of a downstream's API would mean, and which rule says so
     ExplainAnswer(explain_answer::Args),
     /// Shows the configuration
@@ -180,6 +198,8 @@ pub(crate) fn main() -> ExitCode {
             Command::Pause(args) => pause::pause(&global, args).await,
             Command::Resume(args) => pause::resume(&global, args).await,
             Command::Reset(args) => reset::run(&global, args).await,
+            Command::History(args) => history::run(&global, args).await,
+            Command::Terms(command) => terms::run(&global, command).await,
             Command::Rate(command) => rate::run(&global, command).await,
             Command::ExplainAnswer(args) => explain_answer::run(&global, &args),
             Command::Config(command) => config::run(&global, &command),

@@ -10,8 +10,8 @@ use super::{Global, Output, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct PauseArgs {
-    /// The downstream, as in the daemon's configuration
-    downstream: String,
+    #[command(flatten)]
+    which: Which,
     /// For so long, such as 10m [default: until it is resumed]
     #[arg(long = "for", value_name = "DURATION")]
     span: Option<Span>,
@@ -22,30 +22,63 @@ pub(super) struct PauseArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ResumeArgs {
-    /// The downstream, as in the daemon's configuration
-    downstream: String,
+    #[command(flatten)]
+    which: Which,
     /// Why, for the audit log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }
 
+/// One downstream, or all.
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// The downstream, as in the daemon's configuration
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    downstream: Option<String>,
+    /// Every downstream that the daemon has, one after another
+    #[arg(long)]
+    all: bool,
+}
+
 pub(super) async fn pause(global: &Global, args: PauseArgs) -> Result<(), Exit> {
-    let PauseArgs { downstream, span, reason } = args;
-    change(global, &PAUSE, &downstream, Pause { span, reason }).await
+    let PauseArgs { which, span, reason } = args;
+    change(global, &PAUSE, which, Pause { span, reason }).await
 }
 
 pub(super) async fn resume(global: &Global, args: ResumeArgs) -> Result<(), Exit> {
-    let ResumeArgs { downstream, reason } = args;
-    change(global, &RESUME, &downstream, Resume { reason }).await
+    let ResumeArgs { which, reason } = args;
+    change(global, &RESUME, which, Resume { reason }).await
 }
 
+/// Changes one downstream, or each: where one cannot be changed, the others are all the same, and the first exit code
+/// counts.
 async fn change<O: Serialize>(
     global: &Global,
     endpoint: &Endpoint<O, Downstream>,
-    downstream: &str,
+    which: Which,
     order: O,
 ) -> Result<(), Exit> {
-    let changed = Daemon::of(global)?.ask(endpoint, downstream, &order).await?;
+    let daemon = Daemon::of(global)?;
+    let Some(name) = which.downstream else {
+        let mut all = Ok(());
+        for downstream in daemon.state().await?.downstreams {
+            let name = &downstream.name;
+            let changed = one(global, &daemon, endpoint, name, &order).await;
+            all = all.and(changed.inspect_err(|_| out::say(format_args!("paced: {name} was not changed"))));
+        }
+        return all;
+    };
+    one(global, &daemon, endpoint, &name, &order).await
+}
+
+async fn one<O: Serialize>(
+    global: &Global,
+    daemon: &Daemon,
+    endpoint: &Endpoint<O, Downstream>,
+    downstream: &str,
+    order: &O,
+) -> Result<(), Exit> {
+    let changed = daemon.ask(endpoint, downstream, order).await?;
     match (global.output, changed.pause.as_ref().map(|pause| pause.until)) {
         (Output::Json, _) => out::json(&changed),
         (Output::Human, None) => out::line(format_args!("{downstream} is resumed")),

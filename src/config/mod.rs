@@ -34,7 +34,8 @@ pub use reload::Reload;
 pub use schema::schema;
 pub use secret::Secret;
 pub use settings::{
-    Admin, Amqp, ClientAuth, Downstream, Http, Lanes, OAuth2, Plan, Queue, Reply, Settings, Shutdown, Store,
+    Admin, Amqp, ClientAuth, Downstream, Http, Lanes, NamedToken, OAuth2, Plan, Queue, Reply, Role, Settings,
+    Shutdown, Store,
 };
 pub use shaper::FromConfigError;
 pub use show::{show, show_json};

@@ -144,6 +144,7 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
     settings.store.on_unavailable = new.store.on_unavailable;
     settings.admin.token.clone_from(&new.admin.token);
     settings.admin.read_token.clone_from(&new.admin.read_token);
+    settings.admin.tokens.clone_from(&new.admin.tokens);
     for (name, downstream) in &mut settings.downstreams {
         let Some(new) = new.downstreams.get(name) else { continue };
         let is = |key: &str| changed.contains(&format!("downstreams.{name}.{key}"));

@@ -19,6 +19,7 @@ const DRAFT: &str = "http://json-schema.org/draft-04/schema#";
 
 /// The names and arrays by which every key is met. A limit of each algorithm is added.
 const EXAMPLE: &str = "
+[admin.tokens.alice]
 [plans.free]
 limits = LIMITS
 [downstreams.billing]

@@ -55,8 +55,25 @@ impl Secret {
     /// The file cannot be read, or what is in it cannot be used. The text shows neither the file's name nor what is in it.
     pub fn read_again(&self) -> Result<Self, String> {
         let Some(file) = self.file() else { return Ok(self.clone()) };
-        let text =
-            contents(file).map_err(|error| format!("its file cannot be read: {}", system_text(&error)))?;
+        self.checked(contents(file).map_err(|error| unreadable(&error))?)
+    }
+
+    /// As [`Secret::read_again`]; `None` if its file is not there any more, or is empty.
+    ///
+    /// # Errors
+    /// Those of [`Secret::read_again`].
+    pub fn read_again_if_there(&self) -> Result<Option<Self>, String> {
+        let Some(file) = self.file() else { return Ok(Some(self.clone())) };
+        match contents(file) {
+            Ok(text) if text.is_empty() => Ok(None),
+            Ok(text) => self.checked(text).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(unreadable(&error)),
+        }
+    }
+
+    /// The same secret with this text, which its file has now.
+    fn checked(&self, text: String) -> Result<Self, String> {
         let text = match self.check {
             Some(check) => {
                 check(&text).map_err(|problem| format!("its file cannot be used: {problem}"))?.text
@@ -97,6 +114,10 @@ impl Secret {
         let query = if scheme.starts_with("http") && tail.contains('?') { "?***" } else { "" };
         (known && !odd).then(|| format!("{scheme}://{hosts}{path}{query}"))
     }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("its file cannot be read: {}", system_text(error))
 }
 
 /// Whether the text is a host, with a valid port if it has one; a password without a host has none.
@@ -203,8 +224,14 @@ mod tests {
             let again = secret.read_again();
             assert_eq!(again.as_ref().ok().map(Secret::expose), read, "{text}");
             assert!(again.is_err() || again.is_ok_and(|again| again.to_string() == "***"));
+            let there = secret.read_again_if_there().map(|there| there.map(|there| there.text));
+            assert_eq!(
+                there.ok(),
+                if text.is_empty() { Some(None) } else { read.map(|read| Some(read.to_owned())) }
+            );
         }
         std::fs::remove_file(&file).unwrap();
+        assert_eq!(secret.read_again_if_there(), Ok(None));
         let error = secret.read_again().unwrap_err();
         assert!(!error.contains("token"), "{error}");
         assert_eq!(Secret::hidden("x").read_again(), Ok(Secret::hidden("x")));

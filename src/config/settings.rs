@@ -82,7 +82,7 @@ pub struct Reply {
 }
 
 /// `[admin]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Admin {
     /// The `HOST:PORT` of the server for probes and metrics; `None` if there is no such server. Port 0 takes any free
     /// port.
@@ -91,11 +91,47 @@ pub struct Admin {
     pub token: Option<Secret>,
     /// The token of requests that only look; without one everybody who reaches the address may look. That of changes does too.
     pub read_token: Option<Secret>,
+    /// `[admin.tokens.NAME]`: the tokens of people and programs, each with a role.
+    pub tokens: Vec<NamedToken>,
     /// The allowed values of `Host` besides `localhost` and addresses: `HOST` (with any port) or `HOST:PORT`, in lower
     /// case.
     pub allow_hosts: Vec<String>,
     /// `[admin.tls]`; without it the server speaks no TLS.
     pub tls: Option<AdminTls>,
+}
+
+/// `[admin.tokens.NAME]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedToken {
+    /// The name, by which changes are logged and shown.
+    pub name: String,
+    /// The token.
+    pub token: Secret,
+    /// What it allows.
+    pub role: Role,
+}
+
+/// What a token allows. Each role also allows what those before it do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// To look.
+    Read,
+    /// To pause and resume, to cancel jobs, and to list and replay dead letters.
+    Operate,
+    /// To change everything that the admin API changes.
+    Admin,
+}
+
+impl Role {
+    /// The role as the configuration has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Operate => "operate",
+            Self::Admin => "admin",
+        }
+    }
 }
 
 /// `[shutdown]`
@@ -208,7 +244,7 @@ pub struct OAuth2 {
     /// What the token is to be good for; it may be empty.
     pub scopes: Vec<String>,
     /// What else each request for a token says, by name, such as `audience`.
-    pub params: BTreeMap<String, String>,
+    pub params: BTreeMap<String, Secret>,
     /// How the client shows its secret.
     pub client_auth: ClientAuth,
     /// The time-out for one token.

@@ -304,9 +304,9 @@ pub(super) fn scope(text: &str) -> Result<String, String> {
 }
 
 /// The value of a parameter of requests for a token, other than those that paced sets itself.
-pub(super) fn token_param(text: &str) -> Result<String, String> {
+pub(super) fn token_param(text: &str) -> Result<Secret, String> {
     let fits = (1..=1024).contains(&text.chars().count()) && !text.chars().any(char::is_control);
-    text_if(fits, text, "no value of a parameter; use 1 to 1024 characters, on one line")
+    text_if(fits, text, "no value of a parameter; use 1 to 1024 characters, on one line").map(Secret::hidden)
 }
 
 /// The parameters of requests for a token that paced sets itself.

@@ -1,5 +1,6 @@
 //! Builds a daemon, and starts it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use paced::amqp::{self, Amqp};
@@ -83,9 +84,10 @@ impl Daemon {
         let manager = Manager::from_env();
         let (amqp, stop) = (Amqp::start(broker.clone()), CancellationToken::new());
         let by_name = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.view());
+        let views: BTreeMap<_, _> = dispatchers.iter().map(by_name).collect();
         let observer = Observer::start(status::Parts {
             identity: identity(),
-            views: dispatchers.iter().map(by_name).collect(),
+            views: views.clone(),
             peers: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.peers())).collect(),
             broker: status::Broker {
                 status: amqp.status(),
@@ -100,7 +102,8 @@ impl Daemon {
         let operations = Operations::new(Arc::clone(&store), live.terms());
         let api = Api::new(operations, observer.watch(), Letters::new(broker));
         let probe = Arc::new(StoreProbe::new(store, settings.downstreams.into_keys().collect()));
-        let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), draining: stop.clone() };
+        let draining = stop.clone();
+        let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), views, draining };
         let server = server.map(|server| server.serve(readiness, api, &access)).transpose()?;
         let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
         let controls = dispatchers.iter().map(control).collect();
@@ -130,9 +133,10 @@ async fn bind(settings: &Settings) -> Result<Option<BoundServer>, Error> {
 impl BoundServer {
     fn serve(self, readiness: Readiness, api: Api, access: &Arc<Access>) -> Result<admin::Server, Error> {
         let Self { listener, exporter, tls } = self;
+        let changes = api.changes();
         let pages = admin::router(readiness, move || exporter.render(), api, access);
         let server = admin::Server::start(listener, pages, tls);
-        let server = server.map_err(|error| Error::failed("no admin server", error))?;
+        let server = server.map_err(|error| Error::failed("no admin server", error))?.waiting_for(changes);
         let address = server.address();
         tracing::info!(%address, "probes and metrics are served");
         if !address.ip().is_loopback() {

@@ -69,7 +69,7 @@ impl Running {
             never = followed.watches.watch() => match never {},
             never = reloading.as_mut() => match never {},
         };
-        manager.stopping(drain_timeout + CLOSING + OBSERVER_STOP);
+        manager.stopping(drain_timeout + CLOSING + admin::CHANGES_TIMEOUT + OBSERVER_STOP);
         stop.cancel();
         let within = drain_timeout + CLOSING;
         let drained = tokio::select! {

@@ -124,7 +124,7 @@ fn options(settings: &OAuth2, proxy: Option<&Secret>, tls: Option<Tls>) -> OAuth
         client_secret: client_secret.expose().to_owned(),
         read_secret: client_secret.reader(),
         scopes: scopes.clone(),
-        params: params.clone(),
+        params: params.iter().map(|(name, value)| (name.clone(), value.expose().to_owned())).collect(),
         client_auth: match client_auth {
             paced::config::ClientAuth::Basic => ClientAuth::Basic,
             paced::config::ClientAuth::Post => ClientAuth::Post,

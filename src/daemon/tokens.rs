@@ -1,58 +1,89 @@
 //! The tokens of the admin server, whose files may be replaced while the daemon runs.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use paced::config::{Admin, Secret};
+use futures_util::future::{BoxFuture, join_all};
+use paced::config::Admin;
+use paced::failpoint;
 use paced::files::{Log, Reloaded, Source};
 use paced::lock::lock;
+use tokio::time::Instant;
 
 use super::watches::Refresh;
-use crate::admin::{Access, Tokens};
+use crate::admin::{Access, Token, Tokens};
+
+/// How long the file of a token must be gone or empty before the token is revoked: whoever replaces a file may empty it
+/// first.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The tokens of `[admin]`, as their files have them.
 pub(super) struct TokenFiles {
     access: Arc<Access>,
-    read: Reloaded<Tokens>,
     known: Mutex<Known>,
 }
 
 struct Known {
-    /// The tokens as the configuration has them.
-    configured: Tokens,
-    /// Those that requests need, which were read from the same files, perhaps later.
-    in_use: Arc<Tokens>,
+    guards_reads: bool,
+    tokens: Vec<Watched>,
+    /// Those that requests need, which were read last.
+    in_use: Tokens,
+}
+
+/// A token whose file, if it has one, is read by itself: one that cannot be used keeps no other from being replaced or
+/// revoked.
+#[derive(Clone)]
+struct Watched {
+    /// The token as the configuration has it.
+    configured: Token,
+    /// The token that was read from the same file, perhaps later.
+    read: Reloaded<Token>,
+}
+
+impl Watched {
+    fn new(configured: Token) -> Self {
+        let read = Reloaded::new(configured.clone(), source(&configured));
+        Self { configured, read }
+    }
 }
 
 impl TokenFiles {
     /// The tokens of `admin`, which `access` has.
     pub(super) fn new(access: Arc<Access>, admin: &Admin) -> Arc<Self> {
-        let configured = Tokens::from(admin);
-        let read = Reloaded::new(configured.clone(), Some(source(&configured)));
-        let known = Mutex::new(Known { configured, in_use: read.current() });
-        Arc::new(Self { access, read, known })
+        let in_use = Tokens::from(admin);
+        let tokens = in_use.all.iter().cloned().map(Watched::new).collect();
+        let known = Mutex::new(Known { guards_reads: in_use.guards_reads, tokens, in_use });
+        Arc::new(Self { access, known })
     }
 
     /// Replaces the tokens by those of this configuration, and has their files read at the next refresh.
     pub(super) fn reload(&self, admin: &Admin) {
-        let (mut known, configured) = (lock(&self.known), Tokens::from(admin));
-        let source = source(&configured);
-        // If the configuration did not change, what was read since then is newer.
-        if known.configured == configured {
-            self.read.follow(source);
-        } else {
-            self.read.replace(configured.clone(), Some(source));
-            known.configured = configured;
-        }
+        let Tokens { all, guards_reads } = Tokens::from(admin);
+        let mut known = lock(&self.known);
+        let old = std::mem::take(&mut known.tokens);
+        let watched = |configured: Token| {
+            // Of one that did not change in the configuration, what was read since then is newer.
+            let Some(same) = old.iter().find(|old| old.configured == configured) else {
+                return Watched::new(configured);
+            };
+            if let Some(source) = source(&configured) {
+                same.read.follow(source);
+            }
+            same.clone()
+        };
+        known.tokens = all.into_iter().map(watched).collect();
+        known.guards_reads = guards_reads;
         self.put_in_use(known);
     }
 
     /// Has requests need the tokens that were read last, and logs it if they are others.
     fn put_in_use(&self, mut known: MutexGuard<'_, Known>) {
-        let read = self.read.current();
+        let all = known.tokens.iter().map(|token| Token::clone(&token.read.current())).collect();
+        let read = Tokens { all, guards_reads: known.guards_reads };
         if read != known.in_use {
-            self.access.replace_tokens(Tokens::clone(&read));
+            self.access.replace_tokens(read.clone());
             tracing::info!("admin tokens read again: requests need the new ones from now on");
+            log_revoked(&known.in_use, &read);
             known.in_use = read;
         }
     }
@@ -61,29 +92,61 @@ impl TokenFiles {
 impl Refresh for TokenFiles {
     fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            self.read.refresh().await;
+            let tokens = lock(&self.known).tokens.clone();
+            join_all(tokens.iter().map(|token| token.read.refresh())).await;
             self.put_in_use(lock(&self.known));
         })
     }
 }
 
-/// The files of these tokens.
-fn source(tokens: &Tokens) -> Source<Tokens> {
-    let Tokens { token, read_token } = tokens.clone();
-    let secrets = [&token, &read_token].into_iter().flatten();
-    let files = secrets.filter_map(Secret::file).map(ToOwned::to_owned).collect();
-    let read = |secret: &Option<Secret>, key: &str| -> Result<Option<Secret>, String> {
-        let Some(secret) = secret else { return Ok(None) };
-        secret.read_again().map(Some).map_err(|problem| format!("{key}_file: {problem}"))
-    };
-    let read = Box::new(move |_: &Tokens| {
-        let (token, read_token) = (read(&token, "admin.token")?, read(&read_token, "admin.read_token")?);
-        Ok(Some(Tokens { token, read_token }))
-    });
+/// Logs which files have no token any more.
+fn log_revoked(before: &Tokens, after: &Tokens) {
+    let had = |token: &Token| before.all.iter().any(|old| old.key() == token.key() && old.secret.is_some());
+    for token in after.all.iter().filter(|token| token.secret.is_none() && had(token)) {
+        let setting = format!("{}_file", token.key());
+        tracing::warn!(
+            setting,
+            "the file is gone or empty: its token is revoked, and none counts in its place until there is one"
+        );
+    }
+}
+
+/// The file of this token, if it has one.
+fn source(token: &Token) -> Option<Source<Token>> {
+    let files = vec![token.secret.as_ref()?.file()?.to_owned()];
+    let file = File { token: token.clone(), gone_since: Mutex::new(None) };
+    let read = Box::new(move |_: &Token| file.read().map(Some));
     let log: Log = Box::new(|read| {
         if let Err(error) = read {
             tracing::error!(error, "admin tokens cannot be read again: those in use stay so until they can");
         }
     });
-    Source { files, read, log }
+    Some(Source { files, read, log })
+}
+
+/// The file of a token.
+struct File {
+    /// The token as the configuration has it.
+    token: Token,
+    /// Since when the file is gone or empty.
+    gone_since: Mutex<Option<Instant>>,
+}
+
+impl File {
+    /// The token that there is now. One whose file has been gone for [`PATIENCE`] is revoked: it has no secret.
+    fn read(&self) -> Result<Token, String> {
+        let Some(secret) = &self.token.secret else { return Ok(self.token.clone()) };
+        let key = self.token.key();
+        let secret = secret.read_again_if_there().map_err(|problem| format!("{key}_file: {problem}"))?;
+        let mut gone_since = lock(&self.gone_since);
+        if secret.is_some() {
+            *gone_since = None;
+        } else {
+            let since = *gone_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < failpoint::interval(PATIENCE) {
+                return Err(format!("{key}_file: it is gone or empty; its token is revoked in a moment"));
+            }
+        }
+        Ok(Token { secret, ..self.token.clone() })
+    }
 }

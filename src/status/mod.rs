@@ -23,7 +23,7 @@ mod sampler;
 mod shared;
 mod stray_log;
 mod summary;
-mod words;
+pub(crate) mod words;
 
 pub(crate) use observer::{Observer, Watch};
 pub(crate) use orphans::UNSERVED;

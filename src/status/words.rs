@@ -1,5 +1,7 @@
 //! What binds, in words for people.
 
+use std::time::Duration;
+
 use paced::api::Millis;
 use paced::api::state::Downstream;
 
@@ -65,8 +67,23 @@ pub(super) fn some_of(names: &[String]) -> String {
     }
 }
 
+/// A span in words, by its two largest units, such as `1 hour 30 minutes`.
+pub(crate) fn span(span: Duration) -> String {
+    let units = [("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)];
+    let (mut rest, mut parts) = (span.as_secs(), Vec::new());
+    for (unit, seconds) in units {
+        let count = rest / seconds;
+        rest %= seconds;
+        if count > 0 {
+            parts.push(format!("{count} {unit}{}", if count == 1 { "" } else { "s" }));
+        }
+    }
+    parts.truncate(2);
+    if parts.is_empty() { format!("{} ms", span.as_millis()) } else { parts.join(" ") }
+}
+
 /// An instant in RFC 3339, in seconds.
-pub(super) fn instant(at: Millis) -> String {
+pub(crate) fn instant(at: Millis) -> String {
     let at = jiff::Timestamp::from_millisecond(at);
     at.map_or_else(|_| "?".to_owned(), |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
@@ -77,6 +94,20 @@ mod tests {
     use paced::api::state::{Binding, Limit};
 
     use super::*;
+
+    #[test]
+    fn spans_are_words() {
+        for (millis, told) in [
+            (600_000, "10 minutes"),
+            (5_400_000, "1 hour 30 minutes"),
+            (86_400_000, "1 day"),
+            (90_061_000, "1 day 1 hour"),
+            (1_500, "1 second"),
+            (250, "250 ms"),
+        ] {
+            assert_eq!(span(Duration::from_millis(millis)), told);
+        }
+    }
 
     const NOW: Millis = 1_764_000_000_000;
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::fleet::HistoryEntry;
 use super::{
     Answer, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Served,
     ServedReply, Store, StoreError, TombstoneCall, TombstoneReply, sealed,
@@ -59,6 +60,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         (**self).note_parked(downstream, jobs)
+    }
+
+    fn history<'a>(&'a self, downstream: &'a str, text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {
+        (**self).history(downstream, text)
     }
 
     fn set_horizon(&self, downstream: &str, horizon: Duration) {

@@ -1,10 +1,12 @@
-//! What replicas tell each other through the store: summaries of themselves, and how many jobs are parked.
+//! What replicas tell each other through the store: summaries of themselves, how many jobs are parked, and the last
+//! changes by operators.
 
 use std::time::Duration;
 
 use super::StoreError;
 use super::call::check_replica;
 use super::error::ensure;
+use crate::time::Micros;
 
 /// The most summaries that [`Store::summaries`](super::Store::summaries) lists: those that end last.
 pub const MAX_SUMMARIES: usize = 1_000;
@@ -21,6 +23,35 @@ pub const LONGEST_SUMMARY: Duration = Duration::from_secs(86_400);
 /// How long the number of parked jobs is kept after its last change: longer than a job can be parked.
 #[cfg(feature = "redis")]
 pub(super) const PARKED_KEPT: Duration = Duration::from_secs(400 * 86_400);
+
+/// The most changes of a downstream that its history has.
+pub const MAX_HISTORY: usize = 100;
+
+/// How long a change is in the history.
+pub const HISTORY_KEPT: Duration = Duration::from_secs(90 * 86_400);
+
+/// The longest text of a change, in bytes.
+pub const MAX_HISTORY_BYTES: usize = 2048;
+
+/// A change of a downstream, for people: one line of at most [`MAX_HISTORY_BYTES`], which is opaque to the store. A history
+/// has the last [`MAX_HISTORY`], the oldest first, of the last [`HISTORY_KEPT`]. A store that loses its state loses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HistoryEntry {
+    /// When it was noted, on the store's clock, in whole milliseconds.
+    pub at: Micros,
+    /// What was noted; the store does not look at it.
+    pub text: String,
+}
+
+/// # Errors
+/// [`StoreError::Invalid`] for a text that is empty, too long, or of several lines.
+pub(super) fn check_history(text: Option<&str>) -> Result<(), StoreError> {
+    let fits = |text: &str| (1..=MAX_HISTORY_BYTES).contains(&text.len()) && !text.contains('\n');
+    ensure(text.is_none_or(fits), || {
+        format!("no text for a history; use 1 to {MAX_HISTORY_BYTES} bytes on one line")
+    })
+}
 
 /// The most jobs that are counted as parked: a double holds every number up to it exactly.
 pub(super) const MAX_PARKED: i64 = (1 << 53) - 1;

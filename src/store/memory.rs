@@ -18,7 +18,7 @@ use super::{
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::lock::lock;
 use crate::store::changes::Watchers;
-use crate::store::fleet::check_summary;
+use crate::store::fleet::{HistoryEntry, check_history, check_summary};
 use crate::store::turns::Queue;
 use crate::time::{Clock, Micros, SystemClock};
 use downstream::Downstream;
@@ -282,6 +282,14 @@ impl Store for MemoryStore {
         Box::pin(async move {
             check_downstream(downstream)?;
             Ok(lock(&self.fleet).note_parked(downstream, jobs))
+        })
+    }
+
+    fn history<'a>(&'a self, downstream: &'a str, text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {
+        Box::pin(async move {
+            check_downstream(downstream)?;
+            check_history(text)?;
+            Ok(lock(&self.fleet).history(downstream, text, self.clock.now()))
         })
     }
 

@@ -28,6 +28,7 @@ pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
 pub use changes::Changes;
 pub use error::StoreError;
+pub use fleet::{HISTORY_KEPT, HistoryEntry, MAX_HISTORY, MAX_HISTORY_BYTES};
 pub use fleet::{LONGEST_SUMMARY, MAX_SUMMARIES, MAX_SUMMARY_BYTES};
 pub use futures_util::future::BoxFuture;
 pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
@@ -370,6 +371,11 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         let _ = (downstream, jobs);
         Box::pin(async { Ok(0) })
+    }
+
+    /// Adds a text to the history of a downstream, if there is one, and returns that ([`HistoryEntry`]). Not cancel safe.
+    fn history<'a>(&'a self, _downstream: &'a str, _text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 
     /// Sets how far ahead slots are granted at most to all who work on the downstream. A store that has lost its state

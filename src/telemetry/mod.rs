@@ -131,6 +131,14 @@ fn stderr() -> Box<dyn Write + Send> {
     }
 }
 
+/// Waits until the log lines so far are written, for at most [`FLUSH`]. Cancel safe.
+pub(crate) async fn flush() {
+    if let Some(log) = LOG.get() {
+        // It waits on a thread: the runtime has other work. Only a runtime that shuts down does not run it.
+        let _ = tokio::task::spawn_blocking(|| log.flush(FLUSH)).await;
+    }
+}
+
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or("unnamed");

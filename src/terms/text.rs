@@ -14,7 +14,7 @@ use crate::rate::{Amount, Rate};
 use crate::time::Micros;
 
 /// The newest version, in which limits have margins, and quotas time zones.
-const VERSION: u64 = 3;
+pub(super) const VERSION: u64 = 3;
 
 /// The version in which terms say where they come from. Terms are written in the lowest version that has what they say, so
 /// that replicas of an older paced read them, and texts stay the same.
@@ -82,13 +82,8 @@ struct One {
     /// The numbers of the algorithm, without the margin: one of the structs below.
     numbers: Value,
     /// µs.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    margin: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
-const fn is_zero(number: &u64) -> bool {
-    *number == 0
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    margin: Option<u64>,
 }
 
 /// The numbers of the GCRA family. Periods are in µs here and below.
@@ -243,7 +238,7 @@ fn one(limit: &Limit) -> One {
             json(&Logged { count: log.count(), period: log.period().unsigned_abs() })
         }
     };
-    let margin = limit.margin_micros().unwrap_or(0);
+    let margin = limit.margin_micros();
     One { name: limit.name().to_owned(), algorithm: algorithm(limit).to_owned(), numbers, margin }
 }
 
@@ -274,6 +269,11 @@ fn windows(count: u64, edges: Edges) -> Value {
 fn json(numbers: &impl Serialize) -> Value {
     // As in `write`, this cannot fail.
     serde_json::to_value(numbers).unwrap_or_default()
+}
+
+/// The version of a text; `None` if it has none that can be read.
+pub(super) fn version(text: &str) -> Option<u64> {
+    serde_json::from_str(text).ok().map(|Versioned { version }| version)
 }
 
 pub(super) fn read(text: &str) -> Result<Terms, TermsError> {
@@ -364,7 +364,7 @@ fn as_limit(One { name, algorithm, numbers, margin }: One) -> Result<Limit, Term
         }
         _ => return Err(TermsError::Algorithm { limit: name, algorithm }),
     };
-    limit.and_then(|limit| limit.with_margin(micros(margin))).map_err(malformed)
+    limit.and_then(|limit| limit.with_margin(micros(margin.unwrap_or(0)))).map_err(malformed)
 }
 
 fn of<T: DeserializeOwned>(numbers: Value) -> Result<T, TermsError> {

@@ -26,6 +26,7 @@ fn secrets() -> tempfile::TempDir {
         ("amqp-url", "amqp://paced:secret@rabbitmq/%2f"),
         ("store-url", "redis://:secret@redis"),
         ("admin-token", "0123456789abcdef"),
+        ("admin-read-token", "fedcba9876543210"),
     ] {
         std::fs::write(folder.path().join(name), value).unwrap();
     }
@@ -42,7 +43,7 @@ fn write(folder: &tempfile::TempDir, toml: &str) -> PathBuf {
 async fn the_manifests_configuration_passes_the_check() {
     let folder = secrets();
     let toml = block(&read("deploy/kubernetes/paced.yaml"), "paced.toml");
-    assert_eq!(toml.matches("\"/secrets/").count(), 3, "{toml}");
+    assert_eq!(toml.matches("\"/secrets/").count(), 4, "{toml}");
     let toml = toml.replace("\"/secrets/", &format!("\"{}/", folder.path().display()));
     let file = write(&folder, &toml);
     let output = run_cli(&["check", "-c", file.to_str().unwrap()], b"").await;
@@ -122,4 +123,103 @@ fn the_unit_leaves_the_daemon_its_time() {
     assert_eq!(value("RestartPreventExitStatus"), "78");
     // Whose exit status 78 systemd would answer by a restart.
     assert!(!unit.contains("\nExecStartPre="));
+}
+
+/// The package's script after an upgrade says so if the daemon does not come up, and not if it does.
+#[test]
+fn an_upgrade_tells_whether_the_daemon_came_up() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let put = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let mut rights = std::fs::metadata(&path).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut rights, 0o755);
+        std::fs::set_permissions(&path, rights).unwrap();
+        path
+    };
+    // A machine with systemd, whose tools do nothing but answer.
+    let script =
+        read("deploy/debian/postinst").replace("/run/systemd/system", &folder.path().display().to_string());
+    let script = put("postinst", &script);
+    put("getent", "#!/bin/sh\n");
+    put("deb-systemd-helper", "#!/bin/sh\nexit 1\n");
+    put("deb-systemd-invoke", "#!/bin/sh\nexit $RESTARTED\n");
+    put("systemctl", "#!/bin/sh\n[ \"$1\" = is-active ] && echo \"$STATE\"\nexit 0\n");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    for (restarted, state, told) in [
+        ("0", "active", ""),
+        ("0", "inactive", ""),
+        ("1", "active", ""),
+        ("1", "failed", "the daemon did not come up; journalctl -u paced says why"),
+        ("124", "activating", "the daemon is not ready after 30 s, and goes on trying"),
+    ] {
+        let mut command = std::process::Command::new(&script);
+        command
+            .args(["configure", "0.1.0"])
+            .env("PATH", &path)
+            .env("RESTARTED", restarted)
+            .env("STATE", state);
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "an upgrade goes on: {text}");
+        assert!(text.contains(told) && text.is_empty() == told.is_empty(), "{restarted} {state}: {text}");
+    }
+}
+
+/// A signature is asked for by the name of the repository, the workflow and the tag, and never by a pattern.
+#[test]
+fn signatures_are_checked_by_exact_names() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let arguments = ["Owner/paced", "refs/tags/v1.2.3", "ghcr.io/owner/paced@sha256:00"];
+    let output = std::process::Command::new(root.join("deploy/verify.sh")).args(arguments).output().unwrap();
+    let notes = String::from_utf8(output.stdout).unwrap();
+    let identity = "--certificate-identity https://github.com/Owner/paced/.github/workflows/release.yml@refs/tags/v1.2.3";
+    assert_eq!(notes.matches(identity).count(), 2, "{notes}");
+    assert!(
+        notes.contains("ghcr.io/owner/paced@sha256:00")
+            && root.join(".github/workflows/release.yml").exists()
+    );
+    let documented = read("docs/deploy.md");
+    let ours = "https://github.com/OWNER/paced/.github/workflows/release.yml@refs/tags/v0.1.0";
+    let asked = |command: &str| {
+        let after = documented.split(&format!("    cosign {command} ")).nth(1).unwrap();
+        after.lines().take(2).collect::<String>().contains(&format!("--certificate-identity {ours}"))
+    };
+    assert!(asked("verify-blob") && asked("verify"));
+}
+
+/// Each base image of the Dockerfile is named by what its tag means when the script runs.
+#[test]
+fn base_images_get_their_digests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::TempDir::new().unwrap();
+    let docker = folder.path().join("docker");
+    let run = |digest: &str| {
+        std::fs::write(&docker, format!("#!/bin/sh\necho {digest}\n")).unwrap();
+        let mut rights = std::fs::metadata(&docker).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut rights, 0o755);
+        std::fs::set_permissions(&docker, rights).unwrap();
+        let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+        let mut command = std::process::Command::new(root.join("deploy/base-images.sh"));
+        let output = command.arg(root.join("deploy/Dockerfile")).env("PATH", path).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let digest = format!("sha256:{}", "0f".repeat(32));
+    let (is_done, told) = run(&digest);
+    let names: Vec<&str> = told.lines().filter_map(|line| line.split('=').next()).collect();
+    assert!(is_done && names == ["BUILD_IMAGE", "BASE_IMAGE"], "{told}");
+    assert!(told.lines().all(|line| line.ends_with(&format!("@{digest}"))), "{told}");
+    assert!(!run("no such manifest").0 && !run("sha256:12").0, "what is no digest is not passed on");
+    // Every image is one of these, or a stage.
+    let dockerfile = read("deploy/Dockerfile");
+    let from = dockerfile.lines().filter(|line| line.starts_with("FROM "));
+    assert!(from.clone().count() == 2 && from.clone().all(|line| line.contains("_IMAGE")), "{dockerfile}");
+}
+
+/// Names of registries are in lower case, whatever the owner is called.
+#[test]
+fn the_image_is_named_in_lower_case() {
+    let workflow = read(".github/workflows/release.yml");
+    assert!(workflow.contains("image=ghcr.io/${GITHUB_REPOSITORY,,}"));
+    assert!(!workflow.contains("ghcr.io/${{ github.repository"));
 }

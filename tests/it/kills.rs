@@ -20,6 +20,7 @@ use crate::support::site::Site;
 use crate::support::{LONG, eventually, real_now, until};
 
 mod cancel;
+mod changes;
 mod letters;
 
 /// The variable that names the point at which a process ends.

@@ -131,12 +131,23 @@ scene("dead letters: one replayed, those of a cause, and a purge that must be co
   await page.locator("#change-confirm").fill("crm-sync");
   await page.keyboard.press("Enter");
   await until("a letter is purged", 15, async () => (await letters.count()) === 5);
+  // Letters that come after the list was shown are not among those that are replayed.
+  await stage.answer("crm-sync", 422, "late");
+  await stage.publish("a", "crm-sync", 2);
+  await until("two more letters", 15, async () => (await ask(a.url, "downstreams/crm-sync/dead?limit=1")).body.total === 7);
+  await stage.answer("crm-sync", null);
+  const sent = await stage.count("crm-sync");
+  await page.locator("#dead-replay").click();
+  assert.match(await page.locator("#change-title").textContent(), /Replay those with status, 422 among 5 dead letters of crm-sync/);
+  await page.keyboard.press("Enter");
+  await until("those that were shown go", 15, async () => (await letters.count()) === 2);
+  await until("they are sent again", 10, async () => (await stage.count("crm-sync")) === sent + 5);
   await page.locator("#dead-replay").click();
   await page.keyboard.press("Enter");
   await until("those of the cause go", 15, async () => (await letters.count()) === 0);
   const isInside = await page.evaluate(() => document.getElementById("dead-dialog").contains(document.activeElement));
   assert.ok(isInside, "the focus stays in the dialog");
-  await until("they are sent again", 10, async () => (await stage.count("crm-sync")) === count + 6);
+  await until("the others are sent again", 10, async () => (await stage.count("crm-sync")) === sent + 7);
 });
 
 scene("cards do not move under the focus", async () => {

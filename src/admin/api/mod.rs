@@ -13,31 +13,71 @@ use axum::body::Body;
 use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use paced::api::history::Changes;
 use paced::api::{
-    CANCEL, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, Downstream, Downstreams, EVENTS, Endpoint, HISTORY,
-    LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME, SET_RATE, STATUS, UNSET_RATE,
+    CANCEL, CHANGES, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, DROP_TERMS, Downstream, Downstreams, EVENTS,
+    Endpoint, FORCE_TERMS, HISTORY, LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME,
+    SET_RATE, STATUS, TERMS, UNSET_RATE,
 };
+use paced::config::Role;
+use paced::store::RecordState;
+use tokio_util::task::TaskTracker;
 
 pub(crate) use dead::Letters;
 pub(crate) use operations::Operations;
 
-use super::connections::Peer;
+use super::audit::Subject;
 use super::reply::{Refusal, answer};
-use super::routes::{Route, Rule};
+use super::routes::{Client, Route, Rule};
 use crate::status::Watch;
 use operations::{Author, Done};
 use orders::Order;
+
+/// The most changes that are in progress at once, those whose clients have gone among them.
+const MAX_CHANGES: usize = 64;
 
 /// The operations, and what is known.
 pub(crate) struct Api {
     operations: Operations,
     watch: Watch,
     letters: Letters,
+    /// The changes that are being made: each runs to its end, whatever becomes of its request.
+    changes: TaskTracker,
 }
 
 impl Api {
-    pub(crate) const fn new(operations: Operations, watch: Watch, letters: Letters) -> Self {
-        Self { operations, watch, letters }
+    pub(crate) fn new(operations: Operations, watch: Watch, letters: Letters) -> Self {
+        Self { operations, watch, letters, changes: TaskTracker::new() }
+    }
+
+    /// The record of a downstream as the store has it now; from memory, as in a list, where so many requests ask that the
+    /// store would be asked too often. Cancel safe.
+    async fn record(&self, name: &str) -> Result<RecordState, Refusal> {
+        self.operations.known(name)?;
+        if let Some(record) = self.operations.read(name).await? {
+            return Ok(record);
+        }
+        let record = self.watch.records().await.remove(name);
+        record.ok_or_else(|| unread(self.watch.store_error()))
+    }
+
+    /// Makes a change, to its end whatever becomes of its request. Whoever sends many and hangs up must not fill the memory
+    /// with them.
+    async fn make<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if self.changes.len() >= MAX_CHANGES {
+            let text = "too many changes are in progress already; try again in a second";
+            return Err(Refusal::later(StatusCode::SERVICE_UNAVAILABLE, text, 1));
+        }
+        // The runtime reports a panic.
+        self.changes.spawn(change).await.unwrap_or_else(|_| Err(broke_off()))
+    }
+
+    /// The changes that are being made, to be waited for at the end.
+    pub(crate) fn changes(&self) -> TaskTracker {
+        self.changes.clone()
     }
 }
 
@@ -58,17 +98,21 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         order(&RESET, api),
         order(&CANCEL, api),
         Route::to(&LETTERS, Rule::Hold, (dead::list, api)),
-        Route::to(&REPLAY_LETTERS, Rule::Change, (dead::replay, api)),
-        Route::to(&PURGE_LETTERS, Rule::Change, (dead::purge, api)),
+        Route::to(&REPLAY_LETTERS, Rule::Change(Role::Operate), (dead::replay, api)),
+        Route::to(&PURGE_LETTERS, Rule::Change(Role::Admin), (dead::purge, api)),
         Route::to(&RATES, Rule::Read, (rates, api)),
         order(&SET_RATE, api),
         order(&UNSET_RATE, api),
+        Route::to(&CHANGES, Rule::Read, (changes, api)),
+        Route::to(&TERMS, Rule::Read, (stored_terms, api)),
+        order(&FORCE_TERMS, api),
+        order(&DROP_TERMS, api),
     ]
 }
 
 /// The route of an order.
 fn order<O: Order>(endpoint: &Endpoint<O, Downstream>, api: &Arc<Api>) -> Route {
-    Route::to(endpoint, Rule::Change, (change::<O>, api))
+    Route::to(endpoint, Rule::Change(O::ROLE), (change::<O>, api))
 }
 
 /// The downstreams, from memory: however many ask, however slow the store is, it is asked no more for it.
@@ -95,40 +139,73 @@ fn unread(store_error: Option<String>) -> Refusal {
 }
 
 async fn one(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(answer(&api.operations.downstream(&name).await?))
+    let record = api.record(&name).await?;
+    Ok(answer(&api.operations.describe(&name, &record)?))
+}
+
+async fn changes(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
+    api.operations.known(&name)?;
+    let changes = api.operations.changes(&name).await?;
+    Ok(answer(&Changes { name, changes }))
+}
+
+async fn stored_terms(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
+    let record = api.record(&name).await?;
+    Ok(answer(&api.operations.stored_terms(&name, &record)?))
 }
 
 async fn rates(State(api): Shared, Path(name): Path<String>) -> Result<Response, Refusal> {
-    Ok(answer(&api.operations.rates(&name).await?))
+    let record = api.record(&name).await?;
+    Ok(answer(&api.operations.rates(&name, &record)?))
 }
 
-/// Carries an order out, and writes it to the audit log, even if it failed.
+/// Carries an order out, and writes it to the audit log, even if it failed or the client has gone meanwhile.
 async fn change<O: Order>(
     State(api): Shared,
-    Extension(Peer { remote, .. }): Extension<Peer>,
+    Extension(client): Extension<Client>,
     Path(downstream): Path<String>,
     body: Body,
 ) -> Result<Response, Refusal> {
     let order: O = body::read(body).await?;
     let reason = body::reason(order.reason().cloned())?;
-    let reason = reason.as_deref();
-    let done = match api.operations.target(&downstream, Author { address: remote.ip(), reason }) {
-        Ok(target) => order.carry_out(target).await,
-        Err(refusal) => Err(refusal),
+    let by = client.by();
+    let subject = Subject {
+        client,
+        downstream: downstream.clone(),
+        change: O::NAME,
+        chosen: String::new(),
+        reason: reason.clone().unwrap_or_default(),
     };
-    let (change, reason) = (O::NAME, reason.unwrap_or_default());
-    match done {
-        Ok(Done { before, after, body }) => {
-            api.watch.changed(&downstream);
-            tracing::info!(%remote, downstream, change, before, after, reason, "admin: changed");
-            Ok(answer(&body))
+    let shared = Arc::clone(&api);
+    let carried_out = shared.make(async move {
+        let begun = subject.begin().await;
+        let by = Author { name: &by, reason: reason.as_deref() };
+        let done = match api.operations.target(&downstream, by) {
+            Ok(target) => order.carry_out(target).await,
+            Err(refusal) => Err(refusal),
+        };
+        match done {
+            Ok(Done { before, after, body }) => {
+                let made = begun.made(&before, &after);
+                api.watch.changed(&downstream);
+                api.operations.note(&downstream, &made).await;
+                Ok(answer(&body))
+            }
+            Err(refusal) => {
+                if let Some(perhaps) = begun.failed(&refusal) {
+                    api.watch.changed(&downstream);
+                    api.operations.note(&downstream, &perhaps).await;
+                }
+                Err(refusal)
+            }
         }
-        Err(refusal) => {
-            let (status, error) = (refusal.status().as_u16(), refusal.text());
-            tracing::warn!(%remote, downstream, change, reason, status, error, "admin: not changed");
-            Err(refusal)
-        }
-    }
+    });
+    carried_out.await
+}
+
+/// The refusal of a change that broke off by itself.
+fn broke_off() -> Refusal {
+    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the change broke off; see the log").or_made()
 }
 
 #[cfg(test)]

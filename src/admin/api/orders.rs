@@ -3,24 +3,30 @@
 use std::sync::Arc;
 
 use paced::api::letters;
-use paced::api::order::{Cancel, Pause, Reset, Resume, SetRate, Span, UnsetRate};
+use paced::api::order::{Cancel, DropTerms, ForceTerms, Pause, Reset, Resume, SetRate, Span, UnsetRate};
+use paced::config::Role;
 use paced::store::{Change, LONGEST_TOMBSTONE, TombstoneCall};
-use paced::terms::Override;
+use paced::terms::{Override, Replacement};
 use paced::time::Micros;
 
 use super::body::{Form, LONGEST_WITH_IDS};
 use super::operations::{Done, Target};
 use crate::admin::reply::Refusal;
+use crate::status::words;
 
 /// A change that an operator orders.
 pub(super) trait Order: Form + Send + 'static {
     /// Its name in the audit log.
     const NAME: &'static str;
+    /// The role that it needs.
+    const ROLE: Role = Role::Admin;
 
     /// The operator's reason, as it was sent.
     fn reason(&self) -> Option<&String>;
 
-    /// Carries it out. Cancel safe: it is carried out, or not.
+    /// Carries it out.
+    ///
+    /// Not cancel safe: after a dropped future it is not known whether it was carried out.
     fn carry_out(self, target: Target<'_>) -> impl Future<Output = Result<Done, Refusal>> + Send;
 }
 
@@ -29,6 +35,8 @@ impl Form for Resume {}
 impl Form for SetRate {}
 impl Form for UnsetRate {}
 impl Form for Reset {}
+impl Form for ForceTerms {}
+impl Form for DropTerms {}
 impl Form for Cancel {
     const LONGEST: usize = LONGEST_WITH_IDS;
 }
@@ -36,6 +44,7 @@ impl Form for letters::Change {}
 
 impl Order for Pause {
     const NAME: &'static str = "pause";
+    const ROLE: Role = Role::Operate;
 
     fn reason(&self) -> Option<&String> {
         self.reason.as_ref()
@@ -49,6 +58,7 @@ impl Order for Pause {
 
 impl Order for Resume {
     const NAME: &'static str = "resume";
+    const ROLE: Role = Role::Operate;
 
     fn reason(&self) -> Option<&String> {
         self.reason.as_ref()
@@ -72,7 +82,7 @@ impl Order for SetRate {
             rate: self.rate,
             until: self.span.as_ref().map(|span| now.plus(span.duration())),
             reason: by.reason.map(str::to_owned),
-            by: Some(by.address.to_string()),
+            by: Some(by.name.to_owned()),
             set_at: now,
         };
         target.change_terms(|terms, now| terms.set_rate(self.limit.as_deref(), set(now))).await
@@ -103,8 +113,33 @@ impl Order for Reset {
     }
 }
 
+impl Order for ForceTerms {
+    const NAME: &'static str = "terms force";
+
+    fn reason(&self) -> Option<&String> {
+        self.reason.as_ref()
+    }
+
+    async fn carry_out(self, target: Target<'_>) -> Result<Done, Refusal> {
+        target.replace_terms(Replacement::Limits).await
+    }
+}
+
+impl Order for DropTerms {
+    const NAME: &'static str = "terms drop";
+
+    fn reason(&self) -> Option<&String> {
+        self.reason.as_ref()
+    }
+
+    async fn carry_out(self, target: Target<'_>) -> Result<Done, Refusal> {
+        target.replace_terms(Replacement::All).await
+    }
+}
+
 impl Order for Cancel {
     const NAME: &'static str = "cancel";
+    const ROLE: Role = Role::Operate;
 
     fn reason(&self) -> Option<&String> {
         self.reason.as_ref()
@@ -119,7 +154,7 @@ impl Order for Cancel {
                 .await;
         }
         let span = self.span.as_ref().map_or(LONGEST_TOMBSTONE, Span::duration);
-        let effect = format!("cancelled for {span:?}");
+        let effect = format!("cancelled for {}", words::span(span));
         target.change_tombstones(ids, TombstoneCall::Cancel { ids, span }, &effect).await
     }
 }

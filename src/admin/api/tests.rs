@@ -14,6 +14,7 @@ use paced::time::{ManualClock, Micros};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+mod tasks;
 mod wire;
 
 use super::*;
@@ -30,6 +31,7 @@ struct Bench {
     clock: Arc<ManualClock>,
     own: watch::Sender<OwnTerms>,
     pages: Router,
+    changes: TaskTracker,
     _connection: Connection,
 }
 
@@ -91,17 +93,13 @@ impl Bench {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));
         let all = Arc::new([("billing".to_owned(), terms("50/s"))].into());
         let (own, receiver) = watch::channel(all);
-        let access = Access::new(&Admin {
-            listen: None,
-            token: Some(Secret::hidden("token")),
-            read_token: None,
-            allow_hosts: Vec::new(),
-            tls: None,
-        });
-        let pages = router(api(of_store(Arc::clone(&store), receiver)), &Arc::new(access));
+        let access = Access::new(&Admin { token: Some(Secret::hidden("token")), ..Admin::default() });
+        let operations = of_store(Arc::clone(&store), receiver);
+        let changes = operations.changes();
+        let pages = router(api(operations), &Arc::new(access));
         let connection = Connections::default().open("127.0.0.1:1".parse().unwrap()).unwrap();
         let pages = pages.layer(Extension(connection.peer.clone()));
-        Self { store, clock, own, pages, _connection: connection }
+        Self { store, clock, own, pages, changes, _connection: connection }
     }
 
     async fn send(&self, method: &str, path: &str, body: &str) -> (u16, HeaderMap, Value) {

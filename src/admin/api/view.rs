@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use paced::api::{Downstream, File, Limit, Millis, Pause, Rates, SetOverride, Source};
+use paced::api::{Downstream, File, Limit, Millis, Pause, Rates, SetOverride, Source, StoredTerms};
 use paced::limit::{self, LimitSet};
 use paced::store::RecordState;
 use paced::terms::{Origin, Replica, Terms, algorithm, rate_text};
@@ -32,6 +32,24 @@ pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms, own: &
         pause,
         penalty,
         ..Downstream::default()
+    }
+}
+
+/// The terms in the store; `own` are those of this replica's file.
+pub(super) fn stored_terms(name: &str, record: &RecordState, own: &Terms) -> StoredTerms {
+    let text = record.terms.as_deref();
+    let parsed = text.map(Terms::parse).transpose();
+    let terms = parsed.as_ref().ok().and_then(Option::as_ref);
+    StoredTerms {
+        name: name.to_owned(),
+        generation: record.status.generation,
+        version: text.and_then(Terms::version_of),
+        reads_version: Terms::VERSION,
+        error: parsed.as_ref().err().map(ToString::to_string),
+        revision: terms.and_then(Terms::revision),
+        own_revision: own.revision(),
+        is_own: terms.is_some_and(|terms| terms.has_limits_of(own)),
+        text: text.map(str::to_owned),
     }
 }
 

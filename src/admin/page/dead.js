@@ -16,6 +16,8 @@ export class DeadDialog {
   #name = null;
   #letters = [];
   #total = 0;
+  /** When the daemon began the list that is shown, on its clock. */
+  #listedAt = null;
   #wanted = PAGE;
 
   constructor(client, changeDialog) {
@@ -47,11 +49,12 @@ export class DeadDialog {
     byId("dead-status").textContent = outcome || "Asking the broker…";
     showError(byId("dead-error"), null);
     try {
-      const { letters, total } = await this.#client.request("GET", pathOf(name, `dead?limit=${wanted}`));
+      const { letters, total, listed_at: listedAt } = await this.#client.request("GET", pathOf(name, `dead?limit=${wanted}`));
       // The dialog may be another downstream's by now.
       if (name !== this.#name) return;
       this.#letters = letters;
       this.#total = total;
+      this.#listedAt = listedAt;
       byId("dead-status").textContent = `${outcome} ${this.#summary()}`.trim();
     } catch (error) {
       byId("dead-status").textContent = outcome;
@@ -72,16 +75,18 @@ export class DeadDialog {
   #offerKinds() {
     const select = byId("dead-kind");
     const former = select.value;
-    const kinds = new Map(this.#letters.map((letter) => [kindOf(letter), `only ${causeOf(letter)}`]));
+    // Letters without a cause, such as those of the broker, are only chosen with all others, or by their id.
+    const caused = this.#letters.filter(({ reason, status }) => reason != null || status != null);
+    const kinds = new Map(caused.map((letter) => [kindOf(letter), `only ${causeOf(letter)}`]));
     const options = [...kinds].map(([kind, label]) => new Option(label, kind));
     select.replaceChildren(new Option("all", ""), ...options);
     select.value = kinds.has(former) ? former : "";
     setShown(byId("dead-tools"), this.#letters.length > 0);
   }
 
-  /** The chosen cause, as a filter of the API. */
+  /** The chosen cause, or all letters, as a filter of the API. */
   #filter() {
-    return JSON.parse(byId("dead-kind").value || "{}");
+    return JSON.parse(byId("dead-kind").value || '{"all":true}');
   }
 
   #drawLetters() {
@@ -110,7 +115,9 @@ export class DeadDialog {
   async #change(change, filter) {
     const name = this.#name;
     const subject = describe(filter, this.#total);
-    const outcome = await this.#changeDialog.open(change, { name }, { subject, fixed: filter });
+    // What was not shown is not meant: letters that came since the list was made.
+    const fixed = { ...filter, first: this.#total, died_until: this.#listedAt };
+    const outcome = await this.#changeDialog.open(change, { name }, { subject, fixed });
     if (outcome === null || name !== this.#name || !this.#dialog.open) return;
     await this.#load(this.#wanted, outcome);
     // The button that had the focus may have gone with its letter, or be hidden because none is left.
@@ -120,19 +127,19 @@ export class DeadDialog {
   }
 }
 
-/** The cause of a letter as a filter of the API, in JSON. */
+/** The cause of a letter as a filter of the API, in JSON: what is not known of it is left out. */
 function kindOf({ reason, status }) {
-  return JSON.stringify(status == null ? { reason } : { reason, status });
+  return JSON.stringify({ reason: reason ?? undefined, status: status ?? undefined });
 }
 
 function causeOf({ reason, status }) {
-  return status == null ? reason : `${reason}, ${status}`;
+  return [reason ?? "no known reason", status].filter((part) => part != null).join(", ");
 }
 
-function describe({ id, reason, status }, total) {
+function describe({ id, all, ...cause }, total) {
+  const count = countOf(total, "dead letter");
   if (id !== undefined) return `dead letter ${id}`;
-  if (reason !== undefined) return `all dead letters with ${causeOf({ reason, status })}`;
-  return countOf(total, "dead letter");
+  return all ? count : `those with ${causeOf(cause)} among ${count}`;
 }
 
 function drawLetter(row, letter) {

@@ -120,8 +120,9 @@ const CHANGES = {
     rateLabel: "Pace (optional)",
     reasonKey: "audit",
     request: ["POST", "dead/replay"],
-    done: ({ name, answer: { replayed, failed, passed } }) =>
-      `${name}: ${countOf(replayed, "dead letter")} replayed, ${count(failed)} failed, ${count(passed)} passed over.`,
+    worked: "replayed",
+    done: ({ name, answer: { replayed, failed, passed, ...end } }) =>
+      `${name}: ${countOf(replayed, "dead letter")} replayed, ${count(failed)} failed, ${count(passed)} passed over.${stopOf(end)}`,
   },
   purge: {
     title: "Purge",
@@ -129,9 +130,18 @@ const CHANGES = {
     fields: ["confirm", "reason"],
     reasonKey: "audit",
     request: ["POST", "dead/purge"],
-    done: ({ name, answer: { purged } }) => `${name}: ${countOf(purged, "dead letter")} purged.`,
+    worked: "purged",
+    done: ({ name, answer: { purged, passed, ...end } }) =>
+      `${name}: ${countOf(purged, "dead letter")} purged, ${count(passed)} passed over.${stopOf(end)}`,
   },
 };
+
+/** What ended work on dead letters early, as a sentence. */
+function stopOf({ stopped_by: by, error }) {
+  const why = error == null ? "" : ` The last error: ${error}.`;
+  if (by === "time") return ` Stopped, as its time was over: do it again for the others.${why}`;
+  return by == null ? why : ` Stopped before all were examined.${why}`;
+}
 
 const FIELDS = ["rate", "limit", "for", "confirm", "reason"];
 
@@ -193,8 +203,7 @@ export class ChangeDialog {
     }
     const sent = { ...fixed, ...filledIn(change) };
     try {
-      const [method, path] = change.request;
-      const answer = await this.#client.request(method, pathOf(name, path), sent);
+      const answer = await this.#send(asked, sent);
       const outcome = change.done({ name, sent, answer });
       this.#tell(outcome);
       // The reader may have left the dialog meanwhile, and opened it for another change.
@@ -202,6 +211,26 @@ export class ChangeDialog {
     } catch (error) {
       if (this.#asked === asked) showError(byId("change-error"), error.message);
       else this.#tell(`${name}: ${error.message}`);
+    }
+  }
+
+  /**
+   * Sends the request. Work on letters that stops because its time is over goes on by further requests, with what is left
+   * of the bound, for as long as each does something and the dialog stays.
+   */
+  async #send(asked, sent) {
+    const { request, worked } = asked.change;
+    const path = pathOf(asked.name, request[1]);
+    let { first } = sent;
+    let done = 0;
+    for (;;) {
+      const answer = await this.#client.request(request[0], path, { ...sent, first });
+      if (worked === undefined) return answer;
+      done += answer[worked];
+      const goesOn = answer.stopped_by === "time" && answer[worked] > 0 && this.#asked === asked;
+      if (!goesOn) return { ...answer, [worked]: done };
+      first -= answer[worked];
+      byId("change-hint").textContent = `${countOf(done, "dead letter")} ${worked} so far…`;
     }
   }
 

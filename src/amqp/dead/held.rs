@@ -7,6 +7,7 @@ use super::letter_view::Letter;
 use super::place::Place;
 use crate::amqp::connection::{ask, channel};
 use crate::amqp::error::Error;
+use crate::amqp::guard::take_body_length;
 use crate::amqp::topology::{find_queue, short};
 
 /// The most letters that one channel holds.
@@ -57,8 +58,8 @@ impl<'a> HeldLetters<'a> {
         Ok(Self { connection, place, queue, found, seen: 0, groups, returned_before: false })
     }
 
-    /// Takes the next letter; `None` where there is none any more.
-    pub(super) async fn next(&mut self) -> Result<Option<Letter>, Error> {
+    /// Takes the next letter, with the length of its body; `None` where there is none any more.
+    pub(super) async fn next(&mut self) -> Result<Option<(Letter, u64)>, Error> {
         let is_full = self.groups.last().is_none_or(|group| group.tags.len() >= GROUP);
         if is_full && self.groups.len() < most_channels(self.connection) {
             self.groups.push(Group { channel: channel(self.connection).await?, tags: Vec::new() });
@@ -66,7 +67,7 @@ impl<'a> HeldLetters<'a> {
         let Some(group) = self.groups.last_mut() else { return Ok(None) };
         let get = group.channel.basic_get(short(&self.queue)?, BasicGetOptions::default());
         let got = ask(&format!("queue {}", self.queue), get).await?.map(|got| got.delivery);
-        let Some(delivery) = got else {
+        let Some(mut delivery) = got else {
             // The count of a quorum queue lags behind its acks, and others may have taken some.
             self.found = self.seen;
             return Ok(None);
@@ -74,10 +75,12 @@ impl<'a> HeldLetters<'a> {
         self.seen += 1;
         group.tags.push(delivery.delivery_tag);
         self.returned_before = delivery.redelivered;
-        Ok(Some(match self.place {
+        let bytes = take_body_length(&mut delivery.properties).unwrap_or(delivery.data.len() as u64);
+        let letter = match self.place {
             Place::Dead(_) => Letter::dead(delivery),
             Place::Unroutable | Place::Jobs(_) => Letter::unroutable(delivery),
-        }))
+        };
+        Ok(Some((letter, bytes)))
     }
 
     /// Acks the letter that was taken last.

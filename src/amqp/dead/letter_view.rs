@@ -78,6 +78,12 @@ impl Letter {
         }
     }
 
+    /// `paced-dead-at`, where it is a number.
+    pub(super) fn died_at(&self) -> Option<Micros> {
+        let millis: i64 = self.dead_at.as_ref()?.parse().ok()?;
+        Some(Micros(millis.saturating_mul(1000)))
+    }
+
     /// The job as its producer published it, without the report.
     pub fn job(&self) -> Message {
         let mut job = self.message.clone();
@@ -115,7 +121,8 @@ impl Filter {
             wanted.is_none_or(|wanted| found == Some(wanted))
         }
         let status = letter.status.as_ref().and_then(|status| status.parse().ok());
-        let age = letter.dead_at.as_ref().and_then(|at| at.parse().ok()).map(|at| age(at, now));
+        // It is zero where the time is in the future.
+        let age = letter.died_at().map(|at| now.since(at));
         is(self.reason.as_ref(), letter.reason.as_ref())
             && is(self.status.as_ref(), status.as_ref())
             && is(self.id.as_ref(), letter.message.message_id.as_ref())
@@ -123,11 +130,6 @@ impl Filter {
             && self.older_than.is_none_or(|least| age.is_some_and(|age| age >= least))
             && self.newer_than.is_none_or(|most| age.is_some_and(|age| age < most))
     }
-}
-
-/// The time since `dead_at` in epoch ms; zero where that is in the future.
-fn age(dead_at: i64, now: Micros) -> Duration {
-    now.since(Micros(dead_at.saturating_mul(1000)))
 }
 
 #[cfg(test)]

@@ -45,19 +45,24 @@ impl DeadLetters {
     ///
     /// # Errors
     /// The broker's, about the letters; those about publishing are in [`Tally::error`]. A header name over 255 bytes.
-    /// [`Replay::to`] is no downstream of the options, or its queue does not exist.
+    /// [`Replay::to`] is no downstream of the options, or its queue does not exist. The letters are without bodies
+    /// ([`DeadLetters::open_heads`]).
     pub async fn replay(
         &self,
         scan: &Scan,
         replay: &Replay,
         progress: impl FnMut(&Tally),
     ) -> Result<Tally, Error> {
+        if !self.has_bodies {
+            let detail = "their bodies are not read; open the letters whole".to_owned();
+            return Err(Error::Failed { what: "replaying letters".to_owned(), detail });
+        }
         let to = replay.to.as_deref().map(|name| self.options.downstream(name)).transpose()?;
         self.prepare(to).await?;
         let publishing = Arc::new(connect(&self.options.address, "replaying", None).await?);
         let publisher = Publisher::new(fixed(Arc::clone(&publishing)));
         let mut queues = KnownQueues::default();
-        let publish = async |letter: Letter| {
+        let publish = async |letter: Letter, _| {
             let destination = self.place.destination(&self.options, &letter, to);
             let published = self.publish(&publisher, &mut queues, letter, destination, &replay.edits).await?;
             Ok::<_, Error>(published.map_or_else(Verdict::Fails, |()| Verdict::Goes))

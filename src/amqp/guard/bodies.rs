@@ -1,9 +1,9 @@
-//! Cuts bodies of deliveries as they arrive: those for which there is no room. It has no I/O.
+//! Cuts bodies of deliveries as they arrive: those for which there is no room, or that nobody wants. It has no I/O.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::content::{self, body_size};
+use super::content::body_size;
 use super::frame::Head;
 use super::method::is_redelivery;
 
@@ -14,6 +14,36 @@ pub(crate) trait Admit: fmt::Debug + Send + Sync {
 
     /// Called for each frame of a body that is cut.
     fn cut(&self);
+
+    /// Whether a message whose body is cut keeps its properties.
+    fn keeps_properties(&self) -> bool {
+        false
+    }
+}
+
+/// Cuts every body and keeps all properties, for a reader of nothing else.
+#[derive(Debug)]
+pub(crate) struct HeadsOnly;
+
+impl Admit for HeadsOnly {
+    fn admit(&self, _channel: u16, _body: u64, _redelivered: bool) -> bool {
+        false
+    }
+
+    fn cut(&self) {}
+
+    fn keeps_properties(&self) -> bool {
+        true
+    }
+}
+
+/// What remains of a message whose body is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Remains {
+    /// Nothing but a mark with the length of the body.
+    Length(u64),
+    /// Its properties, and a mark with the length of the body.
+    Properties,
 }
 
 /// The bodies of one connection: all of them pass if there is nobody who decides.
@@ -42,18 +72,19 @@ impl Bodies {
         }
     }
 
-    /// Decides on the body that follows a content header. Returns the payload that replaces the header's if it is cut.
-    pub(super) fn header(&mut self, channel: u16, payload: &[u8]) -> Option<Vec<u8>> {
+    /// Decides on the body that follows a content header. Returns what remains of the message if it is cut.
+    pub(super) fn header(&mut self, channel: u16, payload: &[u8]) -> Option<Remains> {
         let (admit, size) = (self.admit.as_ref()?, body_size(payload)?);
         let index = self.redelivered.iter().position(|redelivered| *redelivered == channel);
         let is_redelivered = index.map(|index| self.redelivered.swap_remove(index)).is_some();
+        let remains = if admit.keeps_properties() { Remains::Properties } else { Remains::Length(size) };
         if admit.admit(channel, size, is_redelivered) {
             return None;
         }
         if size > 0 {
             self.cut.push((channel, size));
         }
-        Some(content::cut(size))
+        Some(remains)
     }
 
     /// Whether a frame of a body on this channel is cut.

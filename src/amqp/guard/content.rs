@@ -87,33 +87,22 @@ pub(super) fn rebuild(payload: &[u8], trouble: Option<String>, max: usize) -> Op
     parts.collect(Reader(&payload[FIXED..]));
     // Without other trouble, lapin refuses the payload by a rule that this code does not know.
     let trouble = parts.trouble.take().unwrap_or_else(|| "the message is malformed".to_owned());
+    Some(parts.write(fixed, mark::entry(&trouble), max))
+}
 
-    let mut table = mark::entry(&trouble);
-    let others: usize = parts.fields.iter().flatten().map(|field| field.len()).sum();
-    let mut room = max.saturating_sub(FIXED + 2 + 4 + others + table.len());
-    // The broker's account of dead-letterings grows with each one, and is irrelevant to a job.
-    let (brokers, jobs): (Vec<&[u8]>, Vec<&[u8]>) =
-        parts.headers.iter().partition(|entry| entry.starts_with(b"\x07x-death"));
-    for entry in jobs.into_iter().chain(brokers) {
-        if entry.len() <= room {
-            room -= entry.len();
-            table.extend_from_slice(entry);
-        }
+/// The payload that replaces one whose body is cut and whose properties are kept, as far as lapin can parse them: it
+/// announces no body, has a mark with its length, and is of `max` bytes at most.
+pub(super) fn without_body(payload: &[u8], trouble: Option<String>, max: usize) -> Option<Vec<u8>> {
+    let size = body_size(payload)?;
+    let mut parts = Parts { trouble, ..Parts::default() };
+    parts.collect(Reader(&payload[FIXED..]));
+    let mut marks = mark::body(size);
+    if let Some(trouble) = parts.trouble.take() {
+        marks.extend_from_slice(&mark::entry(&trouble));
     }
-
-    let mut new = Vec::with_capacity(FIXED + 2 + 4 + others + table.len());
-    new.extend_from_slice(fixed);
-    let flags =
-        |flags: u16, index: usize| if parts.fields[index].is_some() { flags | flag(index) } else { flags };
-    new.extend_from_slice(&(0..PROPERTIES.len()).fold(flag(HEADERS), flags).to_be_bytes());
-    for (index, field) in parts.fields.iter().enumerate() {
-        if index == HEADERS {
-            new.extend_from_slice(&length(&table));
-            new.extend_from_slice(&table);
-        }
-        new.extend_from_slice(field.unwrap_or_default());
-    }
-    Some(new)
+    // Class and weight, and no body.
+    let fixed = [&payload[..4], &[0; FIXED - 4]].concat();
+    Some(parts.write(&fixed, marks, max))
 }
 
 /// The parts of a content header that can be kept.
@@ -128,6 +117,37 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
+    /// The payload of these parts, with the marks among its headers. Headers for which `max` leaves no room are left out.
+    fn write(&self, fixed: &[u8], marks: Vec<u8>, max: usize) -> Vec<u8> {
+        let mut table = marks;
+        let others: usize = self.fields.iter().flatten().map(|field| field.len()).sum();
+        let mut room = max.saturating_sub(FIXED + 2 + 4 + others + table.len());
+        // The broker's account of dead-letterings grows with each one, and is irrelevant to a job.
+        let (brokers, jobs): (Vec<&[u8]>, Vec<&[u8]>) =
+            self.headers.iter().partition(|entry| entry.starts_with(b"\x07x-death"));
+        for entry in jobs.into_iter().chain(brokers) {
+            if entry.len() <= room {
+                room -= entry.len();
+                table.extend_from_slice(entry);
+            }
+        }
+        let mut new = Vec::with_capacity(FIXED + 2 + 4 + others + table.len());
+        new.extend_from_slice(fixed);
+        let flags = |flags: u16, index: usize| match self.fields[index] {
+            Some(_) => flags | flag(index),
+            None => flags,
+        };
+        new.extend_from_slice(&(0..PROPERTIES.len()).fold(flag(HEADERS), flags).to_be_bytes());
+        for (index, field) in self.fields.iter().enumerate() {
+            if index == HEADERS {
+                new.extend_from_slice(&length(&table));
+                new.extend_from_slice(&table);
+            }
+            new.extend_from_slice(field.unwrap_or_default());
+        }
+        new
+    }
+
     fn note(&mut self, trouble: impl FnOnce() -> String) {
         self.trouble.get_or_insert_with(trouble);
     }
@@ -253,6 +273,11 @@ impl Oversized {
         self.end.drain(..self.end.len().saturating_sub(REST));
         self.seen += input.len();
         input.len()
+    }
+
+    /// The most bytes of the payload that replaces it.
+    pub(super) const fn max(&self) -> usize {
+        self.max
     }
 
     /// True once the whole payload has come.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::bodies::{Admit, Bodies};
+use super::bodies::{Admit, Bodies, Remains};
 use super::content::{self, Oversized};
 use super::frame::{self, BEAT, BODY, END, HEAD, HEADER, HEARTBEAT, Head, METHOD, OVERHEAD};
 use super::method;
@@ -214,14 +214,14 @@ impl Filter {
         if end != END {
             return self.give_up(frame.len());
         }
-        let trouble = self.taint(head.channel);
-        if let Some(cut) = self.bodies.header(head.channel, payload) {
-            return Step::Replace(frame.len(), frame::header(head.channel, &cut, END));
-        }
-        if trouble.is_none() && content::is_sound(payload) {
-            return Step::Pass(frame.len());
-        }
-        match content::rebuild(payload, trouble, max.saturating_sub(OVERHEAD)) {
+        let (trouble, max) = (self.taint(head.channel), max.saturating_sub(OVERHEAD));
+        let replaced = match self.bodies.header(head.channel, payload) {
+            Some(Remains::Length(size)) => Some(content::cut(size)),
+            Some(Remains::Properties) => content::without_body(payload, trouble, max),
+            None if trouble.is_none() && content::is_sound(payload) => return Step::Pass(frame.len()),
+            None => content::rebuild(payload, trouble, max),
+        };
+        match replaced {
             Some(payload) => Step::Replace(frame.len(), frame::header(head.channel, &payload, END)),
             None => self.give_up(frame.len()),
         }
@@ -238,8 +238,14 @@ impl Filter {
             self.passing = u64::MAX;
         }
         let trouble = self.taint(head.channel);
-        let payload = oversized.rebuild(trouble).unwrap_or_default();
-        let payload = self.bodies.header(head.channel, &payload).unwrap_or(payload);
+        let mut payload = oversized.rebuild(trouble).unwrap_or_default();
+        match self.bodies.header(head.channel, &payload) {
+            Some(Remains::Length(size)) => payload = content::cut(size),
+            Some(Remains::Properties) => {
+                payload = content::without_body(&payload, None, oversized.max()).unwrap_or_default();
+            }
+            None => {}
+        }
         Step::Replace(count + 1, frame::header(head.channel, &payload, *end))
     }
 

@@ -16,6 +16,9 @@ static NAME: LazyLock<String> = LazyLock::new(|| {
     format!("guard-{:016x}{:016x}", random.hash_one(0_u8), random.hash_one(1_u8))
 });
 
+/// The name of the header that holds the length of a body that is cut, where the properties are kept.
+static BODY: LazyLock<String> = LazyLock::new(|| format!("{}-body", *NAME));
+
 /// The longest detail, in bytes.
 const MAX_DETAIL: usize = 300;
 
@@ -45,34 +48,50 @@ pub(super) fn entry(detail: &str) -> Vec<u8> {
         end -= 1;
     }
     let detail = &detail.as_bytes()[..end];
-    named(b'S', &[&length(detail)[..], detail].concat())
+    named(&NAME, b'S', &[&length(detail)[..], detail].concat())
 }
 
 /// The mark of a message whose body, of this length, is cut, as an entry of the headers.
 pub(super) fn cut(body: u64) -> Vec<u8> {
-    named(b'l', &i64::try_from(body).unwrap_or(i64::MAX).to_be_bytes())
+    named(&NAME, b'l', &i64::try_from(body).unwrap_or(i64::MAX).to_be_bytes())
 }
 
-/// An entry of the mark's name, with a value of this type.
-fn named(kind: u8, value: &[u8]) -> Vec<u8> {
-    // The name has 38 bytes.
-    let name_length = u8::try_from(NAME.len()).unwrap_or_default();
-    [&[name_length][..], NAME.as_bytes(), &[kind], value].concat()
+/// The mark of a message whose body, of this length, is cut while its properties are kept, as an entry of the headers.
+pub(super) fn body(body: u64) -> Vec<u8> {
+    named(&BODY, b'l', &i64::try_from(body).unwrap_or(i64::MAX).to_be_bytes())
+}
+
+/// An entry of this name, with a value of this type.
+fn named(name: &str, kind: u8, value: &[u8]) -> Vec<u8> {
+    // The names have 38 and 43 bytes.
+    let name_length = u8::try_from(name.len()).unwrap_or_default();
+    [&[name_length][..], name.as_bytes(), &[kind], value].concat()
 }
 
 /// Takes the mark off the properties: what the guard did to the message, if it has changed it.
 ///
 /// It must be called on every delivery of lapin, before anything else reads it.
 pub(crate) fn take_mark(properties: &mut BasicProperties) -> Option<Mark> {
-    let name = NAME.as_str();
-    let headers = properties.headers().as_ref()?;
-    let mark = match headers.inner().get(name)? {
+    Some(match take(properties, &NAME)? {
         AMQPValue::LongString(detail) => Mark::Malformed(detail.to_string()),
-        AMQPValue::LongLongInt(body) => Mark::Cut(u64::try_from(*body).unwrap_or_default()),
+        AMQPValue::LongLongInt(body) => Mark::Cut(u64::try_from(body).unwrap_or_default()),
         _ => Mark::Malformed(String::new()),
-    };
-    let mut headers = headers.inner().clone();
-    headers.remove(name);
+    })
+}
+
+/// Takes the mark of [`HeadsOnly`](super::HeadsOnly) off the properties: the length of the body that was cut.
+pub(crate) fn take_body_length(properties: &mut BasicProperties) -> Option<u64> {
+    match take(properties, &BODY)? {
+        AMQPValue::LongLongInt(body) => u64::try_from(body).ok(),
+        _ => None,
+    }
+}
+
+/// Takes a header off the properties.
+fn take(properties: &mut BasicProperties, name: &str) -> Option<AMQPValue> {
+    let mut headers =
+        properties.headers().as_ref().filter(|headers| headers.inner().contains_key(name))?.inner().clone();
+    let value = headers.remove(name);
     *properties = std::mem::take(properties).with_headers(FieldTable::from(headers));
-    Some(mark)
+    value
 }

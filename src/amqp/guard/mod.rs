@@ -10,7 +10,7 @@
 //! is broken, lapin is left to fail on it.
 //!
 //! Where there is no room for a body ([`Admit`]), it is cut as it arrives: the delivery comes without it, and with a mark
-//! that says so.
+//! that says so. [`HeadsOnly`] cuts all bodies and keeps the properties.
 
 mod bodies;
 mod content;
@@ -24,7 +24,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub(super) use bodies::Admit;
-pub(super) use mark::{Mark, take_mark};
+pub(super) use bodies::{Admit, HeadsOnly};
+pub(super) use mark::{Mark, take_body_length, take_mark};
 pub(super) use runtime::runtime;
 pub(super) use stream::{FrameMax, GuardedStream, IS_OFF, Wire};

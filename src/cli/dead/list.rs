@@ -7,10 +7,10 @@ use crate::cli::exit::Exit;
 use crate::cli::out;
 
 /// The report of a letter, and the length of its body.
-pub(super) fn json(letter: &Letter) -> Value {
+pub(super) fn json(letter: &Letter, bytes: u64) -> Value {
     let mut line = report(letter);
     line["id"] = json!(letter.message.message_id);
-    line["bytes"] = json!(letter.message.content.body.len());
+    line["bytes"] = json!(bytes);
     line
 }
 
@@ -28,41 +28,62 @@ pub(super) fn report(letter: &Letter) -> Value {
     })
 }
 
-pub(super) fn table(letters: &[Letter], tally: &Tally, are_unroutable: bool) -> Result<(), Exit> {
-    if are_unroutable {
-        out::line(format_args!("{:<30}  {:<36}  {:>9}  CONTENT TYPE", "ROUTING KEY", "ID", "BYTES"))?;
-    } else {
+/// A table for people, whose head comes before its first row.
+pub(super) struct Table {
+    are_unroutable: bool,
+    has_head: bool,
+}
+
+impl Table {
+    pub(super) const fn new(are_unroutable: bool) -> Self {
+        Self { are_unroutable, has_head: false }
+    }
+
+    /// Prints a letter, whose body has this length.
+    pub(super) fn row(&mut self, letter: &Letter, bytes: u64) -> Result<(), Exit> {
+        if !std::mem::replace(&mut self.has_head, true) {
+            self.head()?;
+        }
+        let text = |field: &Option<String>| out::printable(field.as_deref().unwrap_or("-"));
+        let id = text(&letter.message.message_id);
+        if self.are_unroutable {
+            return out::line(format_args!(
+                "{:<30}  {id:<36}  {bytes:>9}  {}",
+                text(&letter.routing_key),
+                text(&letter.message.content.content_type),
+            ));
+        }
+        out::line(format_args!(
+            "{:<20}  {:<18}  {id:<36}  {:>8}  {}",
+            when(letter.dead_at.as_deref()),
+            text(&letter.reason),
+            text(&letter.attempts),
+            text(&letter.detail),
+        ))
+    }
+
+    fn head(&self) -> Result<(), Exit> {
+        if self.are_unroutable {
+            return out::line(format_args!(
+                "{:<30}  {:<36}  {:>9}  CONTENT TYPE",
+                "ROUTING KEY", "ID", "BYTES"
+            ));
+        }
         out::line(format_args!(
             "{:<20}  {:<18}  {:<36}  {:>8}  DETAIL",
             "DEAD AT (UTC)", "REASON", "ID", "ATTEMPTS"
-        ))?;
+        ))
     }
-    for letter in letters {
-        let text = |field: &Option<String>| out::printable(field.as_deref().unwrap_or("-"));
-        let id = text(&letter.message.message_id);
-        if are_unroutable {
-            out::line(format_args!(
-                "{:<30}  {id:<36}  {:>9}  {}",
-                text(&letter.routing_key),
-                letter.message.content.body.len(),
-                text(&letter.message.content.content_type),
-            ))?;
-        } else {
-            out::line(format_args!(
-                "{:<20}  {:<18}  {id:<36}  {:>8}  {}",
-                when(letter.dead_at.as_deref()),
-                text(&letter.reason),
-                text(&letter.attempts),
-                text(&letter.detail),
-            ))?;
-        }
+}
+
+/// Prints how many letters there are besides those that were listed.
+pub(super) fn rest(tally: &Tally) -> Result<(), Exit> {
+    if tally.seen >= tally.found || tally.stopped {
+        return Ok(());
     }
-    if tally.seen < tally.found && !tally.stopped {
-        let (listed, kept) = (letters.len(), tally.kept);
-        let others = if kept == 0 { String::new() } else { format!(", and {kept} that do not match") };
-        out::line(format_args!("{listed} of {}{others}; --limit shows more", tally.found))?;
-    }
-    Ok(())
+    let (listed, kept) = (tally.done, tally.kept);
+    let others = if kept == 0 { String::new() } else { format!(", and {kept} that do not match") };
+    out::line(format_args!("{listed} of {}{others}; --limit shows more", tally.found))
 }
 
 /// Epoch milliseconds, as a header has them, as a date and time.

@@ -33,11 +33,11 @@ keys! {
     CLIENT_AUTH = "client_auth".default("basic");
     /// For one token, connecting included.
     TIMEOUT = "timeout".default("10s").within("100ms", "1m");
-    /// Further parameters of a request for a token, such as the API that the token is for. They are shown, so keep no
-    /// secret here.
+    /// Further parameters of a request for a token, such as the API that the token is for. They are masked where the
+    /// configuration is shown; keep a secret in a file (NAME_file).
     PARAMS = "params".matches("^[A-Za-z0-9._-]+$").example("{ audience = \"https://api.example.com/\" }");
-    /// The value of the parameter.
-    PARAM = "NAME".up_to(1024, r"^[^\x00-\x1f\x7f-\x9f]+$");
+    /// The value of the parameter; under NAME_file the file that has it in it.
+    PARAM = "NAME".up_to(1024, r"^[^\x00-\x1f\x7f-\x9f]+$").file("secrets/billing-token-param");
 }
 
 const CLIENT_AUTHS: [(&str, ClientAuth); 2] = [("basic", ClientAuth::Basic), ("post", ClientAuth::Post)];
@@ -82,13 +82,14 @@ pub(super) fn oauth2<'v>(
 }
 
 /// What else each request for a token says. `None` where there is a mistake, which the reader has noted.
-fn params<'v>(reader: &mut Reader<'v>, client: &Table<'v>) -> Option<BTreeMap<String, String>> {
+fn params<'v>(reader: &mut Reader<'v>, client: &Table<'v>) -> Option<BTreeMap<String, Secret>> {
     let table = reader.names(client, &PARAMS, &value::OWN_TOKEN_PARAMS);
-    all(table.keys().into_iter().map(|name| {
-        let value = reader.parsed(&table, &PARAM.under(&name), value::token_param);
+    let stem = |key: &str| key.strip_suffix("_file").unwrap_or(key).to_owned();
+    all(Reader::spellings(&table, stem).into_iter().map(|(name, spellings)| {
+        let value = reader.secret_under(&table, &spellings, &PARAM.under(&name), value::token_param);
         let named = value::token_param_name(&name);
         if let Err(problem) = &named {
-            reader.wrong_key(&table, &name, problem);
+            spellings.iter().for_each(|key| reader.wrong_key(&table, key, problem));
         }
         named.ok()?;
         Some((name, value?))

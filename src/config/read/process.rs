@@ -2,7 +2,7 @@
 
 use crate::config::key::keys;
 use crate::config::reader::{Reader, Table};
-use crate::config::settings::{Admin, Amqp, Reply, Shutdown, Store};
+use crate::config::settings::{Admin, Amqp, NamedToken, Reply, Role, Shutdown, Store};
 use crate::config::tls::{server_tls, tls};
 use crate::config::{url, value, warnings};
 use crate::dispatch::OnUnavailable;
@@ -61,6 +61,15 @@ keys! {
     /// What requests that only read must carry: /metrics, /readyz?verbose, `paced status` and the API; the page asks
     /// for it. `token` is accepted as well. Without it everyone who can connect may read.
     READ_TOKEN = "read_token".matches("^[!-~]{1,1024}$").example("...").file("secrets/admin-read-token").reload();
+    /// Tokens of people and programs by name, beside these two. The log and what is shown of a change have the name.
+    TOKENS = "tokens".matches(value::NAME);
+    /// A token with a name.
+    NAMED = "NAME".default("{}");
+    /// What requests must carry, as for admin.token. A file that is removed or emptied revokes it.
+    NAMED_TOKEN = "token".required("name its file, such as token_file = \"secrets/admin-token-alice\"")
+        .matches("^[!-~]{1,1024}$").example("...").file("secrets/admin-token-alice").reload();
+    /// read: to look. operate: also to pause, resume, cancel jobs, and list and replay dead letters. admin: everything.
+    ROLE = "role".required("say what it allows, such as role = \"operate\"").example("operate").reload();
     /// Names that requests may be addressed to (their Host header), as HOST or HOST:PORT, besides localhost and
     /// addresses. /livez and a plain /readyz answer to any name.
     ALLOW_HOSTS = "allow_hosts".default("[]").example("[\"paced.internal\"]")
@@ -73,6 +82,8 @@ keys! {
     /// How long sends in flight may take to end after SIGTERM.
     DRAIN_TIMEOUT = "drain_timeout".default("25s");
 }
+
+const ROLES: [(&str, Role); 3] = [("read", Role::Read), ("operate", Role::Operate), ("admin", Role::Admin)];
 
 pub(super) const POLICIES: [(&str, OnUnavailable); 3] =
     [("hold", OnUnavailable::Hold), ("local", OnUnavailable::Local), ("open", OnUnavailable::Open)];
@@ -114,8 +125,27 @@ pub(in crate::config) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) ->
         token
     });
     let allow_hosts = reader.texts(&table, &ALLOW_HOSTS, value::allowed_host).unwrap_or_default();
+    // They come last, since they are tables of their own.
     let tls = server_tls(reader, &table);
-    Admin { listen, token, read_token, allow_hosts, tls }
+    let tokens = named_tokens(reader, &table);
+    Admin { listen, token, read_token, tokens, allow_hosts, tls }
+}
+
+fn named_tokens<'v>(reader: &mut Reader<'v>, admin: &Table<'v>) -> Vec<NamedToken> {
+    let all = reader.names(admin, &TOKENS, &[]);
+    let mut tokens = Vec::new();
+    for name in all.keys() {
+        let table = reader.section(&all, &NAMED.under(&name));
+        let named = value::name("token", &name);
+        if let Err(problem) = &named {
+            reader.wrong_name(&table, problem);
+        }
+        let token = reader.secret(&table, &NAMED_TOKEN, value::token);
+        warnings::short_token(reader, &table, NAMED_TOKEN.name, token.as_ref());
+        let role = reader.choice(&table, &ROLE, "no role", &ROLES);
+        tokens.extend(token.zip(role).map(|(token, role)| NamedToken { name, token, role }));
+    }
+    tokens
 }
 
 pub(super) fn shutdown<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Shutdown> {

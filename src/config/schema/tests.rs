@@ -25,9 +25,14 @@ const CLIENT: [(&str, &str); 3] = [
     ("downstreams.billing.http.oauth2.client_secret", "\"secret\""),
 ];
 
+/// What a token with a name has.
+const TOKEN: [(&str, &str); 2] =
+    [("admin.tokens.alice.token", "\"0123456789abcdef\""), ("admin.tokens.alice.role", "\"read\"")];
+
 /// The names that stand for those of one's own, as [`known_keys`] has them.
 fn example(path: &str) -> &'static str {
     match path {
+        "admin.tokens" => "alice",
         "plans" => "free",
         "downstreams" => "billing",
         "downstreams.billing.retry.status" => "503",
@@ -99,7 +104,11 @@ fn with(key: &str, value: &str) -> String {
     let is_replaced = |line: &&(&str, &str)| {
         line.0 == key || line.0.starts_with(&format!("{key}.")) || key.starts_with(&format!("{}.", line.0))
     };
-    let client: &[_] = if key.starts_with("downstreams.billing.http.oauth2.") { &CLIENT } else { &[] };
+    let client: &[_] = match key {
+        key if key.starts_with("downstreams.billing.http.oauth2.") => &CLIENT,
+        key if key.starts_with("admin.tokens.alice.") => &TOKEN,
+        _ => &[],
+    };
     let kept = LEAST.iter().chain(client).filter(|line| !is_replaced(line));
     kept.chain([&(key, value)]).map(|(key, value)| format!("{key} = {value}\n")).collect()
 }

@@ -108,7 +108,7 @@ fn limits_table(all: &Declarations) -> String {
 /// The path with the names of the example.
 fn example_path(path: &str) -> String {
     let path = path.replace("downstreams.NAME", "downstreams.billing").replace("plans.NAME", "plans.free");
-    path.replace("status.S", "status.503")
+    path.replace("status.S", "status.503").replace("tokens.NAME", "tokens.alice")
 }
 
 /// `config/paced.toml` below its head.

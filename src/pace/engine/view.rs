@@ -85,11 +85,12 @@ impl<W: Waiter> Engine<W> {
     fn what_holds(&self, waiting: usize) -> Hold {
         let has_ready = waiting > 0 || self.release.held() > 0;
         let next_due = self.backlog.next_due();
-        if !has_ready && next_due.is_none() {
-            return Hold::Nothing;
-        }
+        // Nothing could go, which is worth knowing before there is anything to go.
         if self.has_no_limits() {
             return Hold::Terms;
+        }
+        if !has_ready && next_due.is_none() {
+            return Hold::Nothing;
         }
         if self.is_failing() {
             return Hold::Store;

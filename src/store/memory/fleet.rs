@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::store::fleet::{List, MAX_PARKED, MAX_SUMMARIES};
-use crate::store::{MAX_SERVED, MAX_SERVED_BATCH, Served, ServedReply, Unserved};
+use crate::store::fleet::{HISTORY_KEPT, List, MAX_HISTORY, MAX_PARKED, MAX_SUMMARIES};
+use crate::store::{HistoryEntry, MAX_SERVED, MAX_SERVED_BATCH, Served, ServedReply, Unserved};
 use crate::time::Micros;
 
 /// The summaries of replicas, and what they tell of downstreams.
@@ -14,6 +14,8 @@ pub(super) struct Fleet {
     summaries: BTreeMap<String, (Micros, String)>,
     /// The number of each downstream's parked jobs.
     parked: HashMap<String, i64>,
+    /// The last changes of each downstream, the oldest first.
+    history: HashMap<String, Vec<HistoryEntry>>,
     /// When each downstream was served last, by the prefix of the queues.
     served: HashMap<String, BTreeMap<String, Micros>>,
 }
@@ -61,6 +63,22 @@ impl Fleet {
         all.retain(|unserved| unserved.served_at <= now.minus(call.unserved_for));
         all.truncate(MAX_SERVED_BATCH);
         ServedReply { new, unserved: all }
+    }
+
+    /// Adds a text to the history of a downstream, if there is one, and returns the history. `lua/history.lua` has the same
+    /// rules.
+    pub(super) fn history(&mut self, downstream: &str, text: Option<&str>, now: Micros) -> Vec<HistoryEntry> {
+        let entries = self.history.entry(downstream.to_owned()).or_default();
+        // The store in Redis keeps milliseconds.
+        let now = Micros(now.0 / 1000 * 1000);
+        entries.retain(|entry| entry.at > now.minus(HISTORY_KEPT));
+        if let Some(text) = text {
+            if entries.len() >= MAX_HISTORY {
+                entries.remove(0);
+            }
+            entries.push(HistoryEntry { at: now, text: text.to_owned() });
+        }
+        entries.clone()
     }
 
     /// Adds to the parked jobs of a downstream, and returns how many there are.

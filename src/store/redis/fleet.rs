@@ -1,11 +1,12 @@
-//! The calls by which replicas tell each other of themselves, of the downstreams that they serve, and of parked jobs.
+//! The calls by which replicas tell each other of themselves, of the downstreams that they serve, of parked jobs
+//! and of changes by operators.
 
 use std::time::Duration;
 
 use super::{RedisStore, keys};
-use crate::store::fleet::{List, MAX_PARKED, check_summary};
+use crate::store::fleet::{List, MAX_PARKED, check_history, check_summary};
 use crate::store::served::is_name;
-use crate::store::{Scope, Served, ServedReply, StoreError, Unserved};
+use crate::store::{HistoryEntry, Scope, Served, ServedReply, StoreError, Unserved};
 use crate::time::Micros;
 
 impl RedisStore {
@@ -69,5 +70,28 @@ impl RedisStore {
         let keys = [keys::parked(&self.prefix, scope)];
         let jobs = jobs.clamp(-MAX_PARKED, MAX_PARKED);
         self.servers.invoke(downstream, |_| self.scripts.parked(&keys, jobs)).await
+    }
+
+    /// Adds to the history of a downstream, or only reads it.
+    pub(super) async fn add_to_history(
+        &self,
+        downstream: &str,
+        text: Option<&str>,
+    ) -> Result<Vec<HistoryEntry>, StoreError> {
+        let scope = Scope { downstream, key: "" };
+        scope.check()?;
+        check_history(text)?;
+        let keys = [keys::history(&self.prefix, scope)];
+        let call = |_| self.scripts.history(&keys, text.unwrap_or_default(), self.now());
+        let lines: Vec<Vec<u8>> = self.servers.invoke(downstream, call).await?;
+        let entries = lines.into_iter().filter_map(|line| {
+            let line = String::from_utf8(line).ok()?;
+            let (at, text) = line.split_once(':')?;
+            Some(HistoryEntry {
+                at: Micros(at.parse::<i64>().ok()?.saturating_mul(1000)),
+                text: text.to_owned(),
+            })
+        });
+        Ok(entries.collect())
     }
 }

@@ -31,6 +31,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::changes::{Changes, Watchers};
+use super::fleet::HistoryEntry;
 use super::{
     Answer, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Served, ServedReply,
     Sharing, Stamp, Store, StoreError, TombstoneCall, TombstoneReply,
@@ -298,6 +299,10 @@ impl Store for RedisStore {
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         Box::pin(self.add_parked(downstream, jobs))
+    }
+
+    fn history<'a>(&'a self, downstream: &'a str, text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {
+        Box::pin(self.add_to_history(downstream, text))
     }
 
     fn set_horizon(&self, downstream: &str, horizon: Duration) {

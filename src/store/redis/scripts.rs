@@ -9,7 +9,7 @@ use redis::{Cmd, Script};
 use super::packed::Packed;
 use super::request::{FastScript, KnownRecord, Now, Request, encode_change, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
-use crate::store::fleet::PARKED_KEPT;
+use crate::store::fleet::{HISTORY_KEPT, MAX_HISTORY, PARKED_KEPT};
 use crate::store::served::SERVED_KEPT;
 use crate::store::{Cancel, Change, Served, TombstoneCall};
 use crate::time::Micros;
@@ -61,6 +61,7 @@ struct Plain {
     summaries: Script,
     served: Script,
     parked: Script,
+    history: Script,
 }
 
 /// A script with its keys and arguments.
@@ -184,6 +185,7 @@ impl Scripts {
                 summaries: script(compose(0, include_str!("lua/summaries.lua"))),
                 served: script(compose(0, include_str!("lua/served.lua"))),
                 parked: script(compose(0, include_str!("lua/parked.lua"))),
+                history: script(compose(0, include_str!("lua/history.lua"))),
             },
         }
     }
@@ -358,6 +360,18 @@ impl Scripts {
         numbers.put([jobs]);
         let mut call = Call::new(&self.plain.parked, keys, &numbers, 1);
         call.command.arg(PARKED_KEPT.as_secs() * 1000);
+        call
+    }
+
+    /// The call that adds a text to the history of a downstream, or only reads that if the text is empty.
+    pub(super) fn history(&self, keys: &[String], text: &str, now: Now) -> Call<'_> {
+        let mut numbers = Packed::with_capacity(3);
+        let kept = HISTORY_KEPT.as_secs() * 1000;
+        numbers.put([now.number()]);
+        numbers.put_count(u64::try_from(MAX_HISTORY).unwrap_or(u64::MAX));
+        numbers.put_count(kept);
+        let mut call = Call::new(&self.plain.history, keys, &numbers, 2);
+        call.command.arg(kept).arg(text);
         call
     }
 }

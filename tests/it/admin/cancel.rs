@@ -245,7 +245,7 @@ async fn who_may_cancel_and_what_is_told() {
     assert_eq!((&told["name"], &told["cancelled"]), (&json!("billing"), &json!({ "ids": 2, "changed": 1 })));
     let lines = replica.audit("admin: changed", 4).await;
     assert_eq!(lines[0]["change"], "cancel");
-    assert_eq!(lines[0]["after"], "1 of 1 cancelled for 31622400s: a");
+    assert_eq!(lines[0]["after"], "1 of 1 cancelled for 366 days: a");
     assert_eq!(lines[3]["after"], "1 of 2 not cancelled any more: a, x");
     assert_eq!(replica.paced.stop().await, 0);
 }

@@ -40,9 +40,15 @@ async fn dead_letters_are_listed_replayed_and_purged() {
         assert_eq!(status, 401, "{what} {told}");
     }
     for (what, body, error) in [
-        ("/dead/purge", r#"{"rate": "1/s"}"#, "a purge has none"),
+        ("/dead/purge", r#"{"rate": "1/s", "all": true}"#, "a purge has none"),
         ("/dead/purge", r#"{"state": 5}"#, "unknown field `state`"),
-        ("/dead/replay", r#"{"rate": "fast"}"#, "rate: "),
+        ("/dead/replay", r#"{"rate": "fast", "all": true}"#, "rate: "),
+        ("/dead/purge", "", "no letters are chosen"),
+        ("/dead/purge", "{}", "no letters are chosen"),
+        ("/dead/purge", r#"{"reason": null}"#, "reason: null chooses no letters"),
+        ("/dead/purge", r#"{"reason": null, "status": null, "first": 7}"#, "reason: null chooses no letters"),
+        ("/dead/replay", r#"{"status": null}"#, "status: null chooses no letters"),
+        ("/dead/replay", r#"{"all": true, "status": 404}"#, "leave one out"),
     ] {
         let (status, told) = replica.send(Method::POST, what, &[], body).await;
         assert!(status == 400 && told["error"].as_str().unwrap().contains(error), "{what} {told}");
@@ -62,7 +68,93 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     assert_eq!(sent, ["gone-0", "gone-1", "gone-2"]);
     site.depth(&site.dead_queue(), 3, LONG).await;
     let lines = replica.audit("admin: changed", 2).await;
-    assert_eq!((&lines[0]["change"], &lines[0]["done"]), (&json!("dead purge"), &json!(1)), "{lines:?}");
+    let told = json!("1 of 7 done, 6 passed over, 0 failed");
+    assert_eq!((&lines[0]["change"], &lines[0]["after"]), (&json!("dead purge"), &told), "{lines:?}");
     assert_eq!((&lines[1]["change"], &lines[1]["reason"]), (&json!("dead replay"), &json!("it is back")));
     assert_eq!(replica.paced.stop().await, 0);
+}
+
+/// A purge and a replay of what was shown leave out what came since, whatever was taken meanwhile.
+#[tokio::test]
+async fn what_was_not_shown_stays() {
+    let site = Site::shared("apibounds", "rate = '100/s'").await;
+    site.api.rule(|_| Answer::ok());
+    let replica = AdminReplica::with_token(&site).await;
+    let died = |id: &str, millis: i64| {
+        Job::new(id).header("paced-reason", "status").header("paced-dead-at", &millis.to_string())
+    };
+    let old: Vec<Job> = (0..4).map(|n| died(&format!("old-{n}"), 1_600_000_000_000)).collect();
+    publish::publish_to(&site.amqp, "", &site.dead_queue(), old).await;
+    site.depth(&site.dead_queue(), 4, LONG).await;
+    let (status, shown) = replica.send(Method::GET, "/dead", &[], "").await;
+    assert_eq!((status, &shown["total"], &shown["stopped_by"]), (200, &json!(4), &Value::Null), "{shown}");
+    let (first, until) = (shown["total"].clone(), shown["listed_at"].as_i64().unwrap());
+
+    // Somebody else takes two; three come, of which one has no time, as those that the broker dead-letters.
+    let (_, told) = replica.send(Method::POST, "/dead/purge", &[], r#"{"all": true, "limit": 2}"#).await;
+    assert_eq!((&told["purged"], &told["stopped_by"]), (&json!(2), &json!("limit")), "{told}");
+    let new = vec![died("new-0", until + 1), Job::new("brokers"), died("new-1", until + 60_000)];
+    publish::publish_to(&site.amqp, "", &site.dead_queue(), new).await;
+    site.depth(&site.dead_queue(), 5, LONG).await;
+    let body = json!({ "all": true, "first": first, "died_until": until, "audit": "over" }).to_string();
+    let (status, told) = replica.send(Method::POST, "/dead/purge", &[], &body).await;
+    // Of the first four those that died before: `brokers` is the fourth.
+    assert_eq!((status, &told["found"], &told["purged"]), (200, &json!(4), &json!(3)), "{told}");
+    assert_eq!((&told["passed"], &told["stopped_by"]), (&json!(1), &Value::Null), "{told}");
+    let body = json!({ "reason": "status", "first": 2, "died_until": until + 1 }).to_string();
+    let (status, told) = replica.send(Method::POST, "/dead/replay", &[], &body).await;
+    assert_eq!((status, &told["replayed"], &told["passed"]), (200, &json!(1), &json!(1)), "{told}");
+    assert_eq!(site.api.wait_for(1, LONG).await[0].id(), "new-0");
+    let left: Vec<String> = site.dead(1, LONG).await.iter().map(|letter| letter.id().to_owned()).collect();
+    assert_eq!(left, ["new-1"]);
+    let lines = replica.audit("admin: changed", 3).await;
+    assert!(
+        lines[1]["chosen"].as_str().unwrap().starts_with("all, of the first 4, died until "),
+        "{lines:?}"
+    );
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+/// A list and a purge never have bodies in memory, whatever their size.
+#[tokio::test]
+async fn a_list_holds_no_bodies() {
+    let site = Site::shared("apilarge", "rate = '100/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    let body = vec![b'x'; 16 << 20];
+    // What the first connection takes is there before.
+    let small = vec![Job::new("small").header("paced-reason", "status")];
+    publish::publish_to(&site.amqp, "", &site.dead_queue(), small).await;
+    site.depth(&site.dead_queue(), 1, LONG).await;
+    for (method, what, body) in
+        [(Method::GET, "/dead", ""), (Method::POST, "/dead/purge", r#"{"id": "small"}"#)]
+    {
+        assert_eq!(replica.send(method, what, &[], body).await.0, 200);
+    }
+    site.depth(&site.dead_queue(), 0, LONG).await;
+    for n in 0..4 {
+        let letters = vec![Job::new(format!("job-{n}")).header("paced-reason", "status").body(body.clone())];
+        publish::publish_to(&site.amqp, "", &site.dead_queue(), letters).await;
+    }
+    site.depth(&site.dead_queue(), 4, LONG).await;
+    let peak = || memory(replica.paced.pid(), "VmHWM");
+    let before = peak();
+    let (status, told) = replica.send(Method::GET, "/dead?limit=500", &[], "").await;
+    let letters = told["letters"].as_array().unwrap();
+    assert_eq!((status, letters.len(), &letters[3]["bytes"]), (200, 4, &json!(16 << 20)), "{told}");
+    let (_, told) = replica.send(Method::POST, "/dead/purge", &[], r#"{"id": "job-0"}"#).await;
+    assert_eq!((&told["purged"], &told["passed"]), (&json!(1), &json!(3)), "{told}");
+    let grown = peak() - before;
+    // The bodies are 64 MiB; what is in transit is cut as it is read.
+    assert!(grown < 32 << 10, "{grown} KiB more: bodies are held");
+    // Nothing is lost of those that stay.
+    let kept = site.dead(3, LONG).await;
+    assert!(kept.iter().all(|letter| letter.body.len() == body.len()));
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+/// A figure of a process from `/proc`, in KiB.
+fn memory(pid: u32, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
 }

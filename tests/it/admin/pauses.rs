@@ -83,3 +83,37 @@ async fn a_pause_for_a_while_ends_by_itself_and_without_a_burst() {
     count::assert_never_ahead(&site.api.stamps(), end, "200/s".parse().unwrap(), AHEAD);
     assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
 }
+
+#[tokio::test]
+async fn all_downstreams_are_paused_and_resumed_at_once() {
+    let site = Site::shared("pauseall", "rate = '100/s'").await;
+    let (url, more) = (site.api.url(), ["crm", "mails"]);
+    let more = more.map(|name| format!("[downstreams.{name}]\nrate = '9/s'\nhttp.base_url = '{url}'\n"));
+    let config = format!("{}{}{ADMIN}token = '{TOKEN}'\n", site.config(), more.concat());
+    let replica = AdminReplica::with_config(&config).await;
+    let paused = async || replica.metric("paced_paused").await;
+    let told = replica.tool(TOKEN, &["pause", "--all", "--for", "1h", "--reason", "network"]).await;
+    assert_eq!((told.code, told.stdout.lines().count()), (0, 3), "{told:?}");
+    until("all are paused", LONG, async || paused().await == 3.0).await;
+    let told = replica.tool(TOKEN, &["-o", "json", "resume", "--all"]).await;
+    let names: Vec<Value> = told
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["name"].clone())
+        .collect();
+    assert_eq!(
+        (told.code, names),
+        (0, vec!["billing".into(), "crm".into(), "mails".into()]),
+        "{}",
+        told.stderr
+    );
+    until("all are resumed", LONG, async || paused().await == 0.0).await;
+    assert_eq!(replica.audit("admin: changed", 6).await[0]["reason"], "network");
+    for args in [&["pause"][..], &["pause", "billing", "--all"]] {
+        assert_eq!(replica.tool(TOKEN, args).await.code, 2, "{args:?}");
+    }
+    // Each is tried, though none may be changed.
+    let refused = replica.tool("wrong", &["pause", "--all"]).await;
+    assert_eq!((refused.code, refused.stderr.matches("was not changed").count()), (77, 3), "{refused:?}");
+    assert_eq!(replica.paced.stop().await, 0);
+}

@@ -86,9 +86,6 @@ async fn tokens_that_are_replaced_count_at_once_and_without_a_restart() {
             && !line.contains("spaces\\n"),
         "{line}"
     );
-    std::fs::remove_file(path.join("read-token")).unwrap();
-    assert_eq!(scene.statuses("look-1", "change-2").await, (200, 200));
-
     put(path, "next", "change-3\n");
     put(path, "read-token", "look-3\n");
     scene.read_again(2).await;
@@ -102,6 +99,54 @@ async fn tokens_that_are_replaced_count_at_once_and_without_a_restart() {
     assert_eq!(scene.count("needs a restart"), 0);
     let log = scene.paced.log().join("\n");
     assert!(["change-", "look-"].iter().all(|secret| !log.contains(secret)), "{log}");
+    assert_eq!(scene.paced.stop().await, 0);
+}
+
+/// A file that is removed or emptied takes its token away, and opens nothing.
+#[tokio::test]
+async fn a_token_whose_file_is_gone_or_empty_is_revoked() {
+    let scene = Scene::start("tokenrevoked").await;
+    assert_eq!(scene.statuses("look-1", "change-1").await, (200, 200));
+    let path = scene.folder.path();
+    std::fs::remove_file(path.join("read-token")).unwrap();
+    scene.read_again(1).await;
+    assert_eq!(scene.statuses("look-1", "change-1").await, (401, 200));
+    assert_eq!(scene.statuses("change-1", "look-1").await, (200, 401));
+    put(path, "token", "\n");
+    scene.read_again(2).await;
+    assert_eq!(scene.statuses("change-1", "change-1").await, (401, 403));
+    let bare = scene.client.get(&format!("{}/metrics", scene.url)).await.unwrap();
+    assert_eq!(bare.status, 401, "without a token nobody reads");
+    assert_eq!(scene.count("its token is revoked"), 2);
+    // A configuration that is read again does not bring it back.
+    scene.paced.hangup();
+    scene.paced.wait_line("the old one stays in effect", LONG).await;
+    assert_eq!(scene.statuses("look-1", "change-1").await, (401, 403));
+
+    put(path, "token", "change-2\n");
+    put(path, "read-token", "look-2\n");
+    scene.read_again(3).await;
+    until("both count", LONG, async || scene.statuses("look-2", "change-2").await == (200, 200)).await;
+    assert_eq!(scene.paced.stop().await, 0);
+}
+
+/// Each file is read by itself: whoever spoils one keeps no other token from being replaced or revoked.
+#[tokio::test]
+async fn a_file_that_cannot_be_used_holds_up_no_other() {
+    let scene = Scene::start("tokenspoiled").await;
+    let path = scene.folder.path();
+    put(path, "token", "no token, since it has spaces\n");
+    scene.paced.wait_line("admin tokens cannot be read again", LONG).await;
+    put(path, "read-token", "look-2\n");
+    scene.read_again(1).await;
+    assert_eq!(scene.statuses("look-2", "change-1").await, (200, 200));
+    std::fs::remove_file(path.join("read-token")).unwrap();
+    scene.read_again(2).await;
+    assert_eq!(scene.statuses("look-2", "change-1").await, (401, 200));
+    assert_eq!(scene.count("its token is revoked"), 1);
+    put(path, "token", "change-2\n");
+    scene.read_again(3).await;
+    assert_eq!(scene.statuses("change-2", "change-2").await, (200, 200));
     assert_eq!(scene.paced.stop().await, 0);
 }
 

@@ -61,11 +61,16 @@ fn what_is_missing_or_wrong_is_named() {
 
 #[test]
 fn other_parameters() {
-    let loaded =
-        given(&client("[downstreams.a.http.oauth2.params]\naudience = 'https://a/?b'\n'a.b' = 'ü'")).right();
+    let loaded = given(&client(
+        "[downstreams.a.http.oauth2.params]\naudience = 'https://a/?b'\n'a.b' = 'ü'\nkey_file = 'key'",
+    ))
+    .file("key", "hunter2\n")
+    .right();
     let oauth2 = loaded.settings.downstreams["a"].http.oauth2.as_ref().unwrap();
-    let params: Vec<_> = oauth2.params.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    assert_eq!(params, [("a.b", "ü"), ("audience", "https://a/?b")]);
+    let params: Vec<_> = oauth2.params.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
+    assert_eq!(params, [("a.b", "ü"), ("audience", "https://a/?b"), ("key", "hunter2")]);
+    let shown = paced::config::show(&loaded);
+    assert!(!shown.contains("https://a/?b") && !shown.contains("hunter2"), "{shown}");
     let long = "x".repeat(1_025);
     for (param, at, why) in [
         ("scope = 'b'", "scope", "is what `scopes` sets; use that"),

@@ -265,7 +265,7 @@ async fn the_check_asks_for_a_token_and_the_configuration_hides_the_secret() {
     let shown = run(&["config", "show"]).await;
     assert!(shown.stdout.contains("client_secret = \"***\""), "{}", shown.stdout);
     assert!(shown.stdout.contains("scopes = [\"a\", \"b\"]"), "{}", shown.stdout);
-    assert!(shown.stdout.contains("audience = \"orders\""), "{}", shown.stdout);
+    assert!(shown.stdout.contains("audience = \"***\""), "{}", shown.stdout);
 
     server.rule(move |_| issued.issue(Duration::from_secs(60)));
     let good = run(&["check", "--online"]).await;

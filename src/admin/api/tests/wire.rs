@@ -10,7 +10,7 @@ use super::*;
 /// The file, and the requests whose answers it has.
 const FILE: &str = "src/admin/api/tests/wire.txt";
 const BILLING: &str = "/api/v1/downstreams/billing";
-const REQUESTS: [(&str, &str, &str); 48] = [
+const REQUESTS: [(&str, &str, &str); 53] = [
     ("GET", "", ""),
     ("GET", "/rate", ""),
     ("PUT", "/rate", r#"{"rate": "20/s", "for": "2h", "reason": "trial"}"#),
@@ -26,6 +26,10 @@ const REQUESTS: [(&str, &str, &str); 48] = [
     ("POST", "/reset", "{}"),
     ("POST", "/cancel", r#"{"ids": ["a", "b"], "for": "1h", "reason": "they asked"}"#),
     ("POST", "/cancel", r#"{"ids": ["a", "x"], "undo": true}"#),
+    ("GET", "/changes", ""),
+    ("GET", "/terms", ""),
+    ("POST", "/terms/force", r#"{"reason": "back"}"#),
+    ("POST", "/terms/drop", "{}"),
     // What is refused.
     ("GET", "/../other", ""),
     ("GET", "/../other/status", ""),
@@ -57,8 +61,9 @@ const REQUESTS: [(&str, &str, &str); 48] = [
     ("POST", "/cancel", r#"{"ids": ["a"], "undo": 1}"#),
     ("POST", "/cancel", r#"{"ids": ["a"], "for": "1s", "undo": true}"#),
     ("POST", "/cancel", r#"{"ids": ["a"], "for": "1", "undo": true}"#),
-    ("POST", "/dead/replay", r#"{"rate": "fast"}"#),
-    ("POST", "/dead/purge", r#"{"rate": "1/s"}"#),
+    ("POST", "/dead/replay", r#"{"rate": "fast", "all": true}"#),
+    ("POST", "/dead/purge", r#"{"rate": "1/s", "all": true}"#),
+    ("POST", "/dead/purge", r#"{"reason": null}"#),
     ("POST", "/dead/purge", r#"{"state": 5, "limit": "x"}"#),
 ];
 
@@ -81,6 +86,8 @@ async fn answer(bench: &Bench, (method, path, body): (&str, &str, &str)) -> Stri
     let (status, _, text) = bench.send_text(method, &path, body).await;
     let this = Replica::of_this_process();
     let text = text.replace(&this.id, "0000me00").replace(&format!("\"{}\"", this.host), "\"here\"");
+    // The same within a text of terms.
+    let text = text.replace(&format!("\\\"{}\\\"", this.host), "\\\"here\\\"");
     format!("{method} {path} {body}\n{status} {text}")
 }
 

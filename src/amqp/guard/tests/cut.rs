@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::super::content::body_size;
 use super::generate::{deliver, entry, long, payload, short, with_headers};
 use super::*;
 
@@ -145,6 +146,49 @@ fn whatever_the_header_is_its_body_is_cut() {
         assert_eq!(frames.len(), 4);
         assert_eq!(mark(frames[0]).1, Some(Mark::Cut(7)));
         assert_eq!(frames[..2], frames[2..]);
+    }
+}
+
+/// A reader of nothing but properties gets all of these, and the length of each body.
+#[test]
+fn a_body_may_be_cut_and_its_properties_kept() {
+    let entries =
+        [entry(b"reason", &long(b'S', b"status")), entry(b"x-death", &long(b'S', b"long ago"))].concat();
+    let sound = with_headers(&entries);
+    let malformed = with_headers(&[&entries[..], &entry(b"\xff", b"V")].concat());
+    let oversized = with_headers(&[&entries[..], &entry(b"large", &long(b'x', &[7; 20_000]))].concat());
+    for (payload, is_malformed) in [(&sound, false), (&malformed, true), (&oversized, true)] {
+        let size = body_size(payload).unwrap();
+        let body = vec![7; usize::try_from(size).unwrap()];
+        let message = [
+            frame(METHOD, 1, &deliver(b"jobs", b"billing")),
+            frame(HEADER, 1, payload),
+            frame(BODY, 1, &body),
+        ]
+        .concat();
+        let admit = Arc::new(HeadsOnly) as Arc<dyn Admit>;
+        let input = [&message[..], &message].concat();
+        let mut stream = GuardedStream::new(Script::of([input]), frame_max()).admitting(Some(admit));
+        let (mut out, mut buf) = (Vec::new(), vec![0; 64 * 1024]);
+        let mut cx = Context::from_waker(Waker::noop());
+        loop {
+            match Pin::new(&mut stream).poll_read(&mut cx, &mut buf) {
+                Poll::Ready(Ok(0)) => break,
+                Poll::Ready(read) => out.extend_from_slice(&buf[..read.unwrap()]),
+                Poll::Pending => {}
+            }
+        }
+        let frames = frames(&out);
+        assert_eq!((frames.len(), &frames[..3]), (6, &frames[3..]));
+        let Ok((_, AMQPFrame::Header(_, header))) = parse_frame(frames[1]) else {
+            panic!("no content header")
+        };
+        let mut properties: BasicProperties = header.properties;
+        assert_eq!((header.body_size, take_body_length(&mut properties)), (0, Some(size)));
+        assert_eq!(take_mark(&mut properties).is_some(), is_malformed);
+        assert_eq!(headers(&properties).inner().get("reason"), Some(&text("status")));
+        assert_eq!(headers(&properties).inner().len(), 2, "nothing else remains of the marks");
+        assert_eq!(frames[2], frame(HEARTBEAT, 0, &[]));
     }
 }
 

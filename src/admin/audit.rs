@@ -1,0 +1,130 @@
+//! The audit log: what becomes of each change, as lines of the daemon's log.
+//!
+//! | line | meaning |
+//! |---|---|
+//! | `admin: changing` | a change begins; it is written before the store or the broker is asked |
+//! | `admin: changed` | it was made |
+//! | `admin: not changed` | it was not made |
+//! | `admin: unknown whether changed` | the store gave no answer, or the change broke off |
+//!
+//! All lines of one change have the same `order`, a number in this process. A process that is killed in the middle of a
+//! change leaves the first of them alone, which then means the same as the last one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use paced::api::history::Change;
+use paced::failpoint;
+use paced::text::cut;
+
+use super::reply::Refusal;
+use super::routes::{Client, MAX_SHOWN};
+use crate::telemetry;
+
+/// The longest text of an error in a line, in characters.
+const MAX_ERROR: usize = 1000;
+
+/// The longest text of a state in the history, in characters.
+const MAX_NOTED: usize = 200;
+
+/// The number of changes that have begun in this process.
+static ORDERS: AtomicU64 = AtomicU64::new(0);
+
+/// Who changes what, and why.
+#[derive(Clone, Debug)]
+pub(super) struct Subject {
+    pub(super) client: Client,
+    pub(super) downstream: String,
+    /// The change in a word or two.
+    pub(super) change: &'static str,
+    /// What of the downstream is changed, where that is not the whole.
+    pub(super) chosen: String,
+    /// The reason that was given; empty if there was none.
+    pub(super) reason: String,
+}
+
+/// A change that has begun. When dropped before its end was noted, it is unknown whether it was made.
+#[derive(Debug)]
+pub(super) struct Begun {
+    subject: Subject,
+    order: u64,
+    has_ended: bool,
+}
+
+impl Subject {
+    /// Notes that the change begins. The line is written, as far as it can be, when this returns.
+    ///
+    /// Cancel safe: then the change did not begin.
+    pub(super) async fn begin(self) -> Begun {
+        let begun =
+            Begun { subject: self, order: ORDERS.fetch_add(1, Ordering::Relaxed) + 1, has_ended: false };
+        let Begun { subject: Self { client, chosen, reason, change, .. }, order, .. } = &begun;
+        let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+        let downstream = begun.downstream();
+        tracing::info!(%remote, by, claimed, order, downstream, change, chosen, reason, "admin: changing");
+        telemetry::flush().await;
+        failpoint::reached("change:begun");
+        begun
+    }
+}
+
+impl Begun {
+    /// The change as the history has it. Texts are cut so that all of it is short enough.
+    fn entry(&self, before: &str, after: &str, is_unknown: bool) -> Change {
+        let Subject { client, chosen, reason, change, .. } = &self.subject;
+        let short = |text: &str| cut(text, MAX_NOTED).to_owned();
+        Change {
+            at: 0,
+            by: client.by(),
+            claimed: client.claimed.clone(),
+            change: (*change).to_owned(),
+            chosen: short(chosen),
+            before: short(before),
+            after: short(after),
+            reason: reason.clone(),
+            is_unknown,
+        }
+    }
+
+    /// Notes that the change was made. Returns what the history is to have of it.
+    pub(super) fn made(mut self, before: &str, after: &str) -> Change {
+        failpoint::reached("change:made");
+        self.has_ended = true;
+        let Self { subject: Subject { client, chosen, reason, change, .. }, order, .. } = &self;
+        let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+        let downstream = self.downstream();
+        tracing::info!(%remote, by, claimed, order, downstream, change, chosen, before, after, reason, "admin: changed");
+        self.entry(before, after, false)
+    }
+
+    /// Notes that the change was refused or failed, or that it is not known whether it was made; then the history is to
+    /// have what is returned.
+    pub(super) fn failed(mut self, refusal: &Refusal) -> Option<Change> {
+        self.has_ended = true;
+        let Self { subject: Subject { client, chosen, reason, change, .. }, order, .. } = &self;
+        let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+        let (downstream, status) = (self.downstream(), refusal.status().as_u16());
+        let error = cut(refusal.text(), MAX_ERROR);
+        if refusal.is_unknown() {
+            tracing::warn!(%remote, by, claimed, order, downstream, change, chosen, reason, status, error, "admin: unknown whether changed");
+        } else {
+            tracing::warn!(%remote, by, claimed, order, downstream, change, chosen, reason, status, error, "admin: not changed");
+        }
+        refusal.is_unknown().then(|| self.entry("", error, true))
+    }
+
+    /// The name of the downstream, which need not exist.
+    fn downstream(&self) -> &str {
+        cut(&self.subject.downstream, MAX_SHOWN)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let Self { subject: Subject { client, chosen, reason, change, .. }, order, .. } = &*self;
+            let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+            let (downstream, error) = (self.downstream(), "it broke off");
+            tracing::warn!(%remote, by, claimed, order, downstream, change, chosen, reason, error, "admin: unknown whether changed");
+        }
+    }
+}
