@@ -11,7 +11,7 @@ use super::Options;
 use super::connection::{ask, connect};
 use super::error::Error;
 use super::guard::{Admit, HeadsOnly};
-use super::publisher::PublishError;
+use super::publish_error::PublishError;
 use super::topology;
 use crate::failpoint;
 use crate::shaper::Shaper;

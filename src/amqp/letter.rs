@@ -1,10 +1,13 @@
 //! The properties of dead letters, of replayed and parked jobs and of replies. It has no I/O.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 
+use super::message::is_ours;
 use super::properties::PERSISTENT;
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{DeadLetter, ParkReason, Stay};
@@ -62,12 +65,22 @@ pub(super) fn dead_letter(
         let response = &letter.response[..excerpt_len(&letter.response)];
         headers.push((RESPONSE.into(), AMQPValue::LongString(LongString::from(response))));
     }
-    fit(&mut headers, frame_max);
+    // Without the response the job is still whole.
+    let rank = |name: &str| if name == RESPONSE { Some(0) } else { (!REPORT.contains(&name)).then_some(1) };
+    fit(&mut headers, frame_max, "dead letter", rank);
     rebuild(properties, headers)
 }
 
 /// The properties of the copy that is parked. Its expiration would shorten the stay, so it becomes a header.
-pub(super) fn parked(properties: &BasicProperties, routing_key: &str, stay: &Stay) -> BasicProperties {
+///
+/// Headers that make it longer than a frame are dropped, but none that its request is made from: first those that brokers
+/// add (`x-`), then others that paced does not read. `None` if that is not enough.
+pub(super) fn parked(
+    properties: &BasicProperties,
+    routing_key: &str,
+    stay: &Stay,
+    frame_max: usize,
+) -> Option<BasicProperties> {
     let number = |value: i64| AMQPValue::LongLongInt(value);
     let mut headers = job_headers(properties);
     // Rounded up, since a job must never be early.
@@ -87,11 +100,15 @@ pub(super) fn parked(properties: &BasicProperties, routing_key: &str, stay: &Sta
     if let Some(expiration) = expiration.or_else(|| header(properties, EXPIRATION)) {
         headers.push((EXPIRATION.into(), text(&expiration)));
     }
+    let rank = |name: &str| (!is_ours(name)).then_some(u8::from(!name.starts_with("x-")));
+    if !fit(&mut headers, frame_max, "parked job", rank) {
+        return None;
+    }
     let rebuilt = rebuild(properties, headers);
-    match stay.assigned_id.as_deref().map(ShortString::try_new) {
+    Some(match stay.assigned_id.as_deref().map(ShortString::try_new) {
         Some(Ok(id)) => rebuilt.with_message_id(id),
         _ => rebuilt,
-    }
+    })
 }
 
 /// The stay of a parked job that came back; `None` if it was published by somebody else.
@@ -246,7 +263,7 @@ fn is_brokers(name: &str) -> bool {
 /// refuses if it is not ours.
 fn rebuild(properties: &BasicProperties, headers: Vec<(ShortString, AMQPValue)>) -> BasicProperties {
     let mut new = without_id(properties)
-        .with_headers(FieldTable::from(headers.into_iter().collect::<std::collections::BTreeMap<_, _>>()));
+        .with_headers(FieldTable::from(headers.into_iter().collect::<BTreeMap<_, _>>()));
     if let Some(id) = properties.message_id() {
         new = new.with_message_id(id.clone());
     }
@@ -292,35 +309,43 @@ fn without_id(old: &BasicProperties) -> BasicProperties {
 /// The log of dropped headers is bounded, since anybody who publishes could cause a line for each message.
 static HEADER_LOG: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
     BoundedLog::new(|summary| {
-        tracing::warn!(headers = summary.lines, "dropped headers of dead letters; too many to log each");
+        let (headers, copies) = (summary.lines, &summary);
+        tracing::warn!(headers, %copies, "dropped headers of copies; too many to log each");
     })
 });
 
-/// Drops headers until all fit one frame: first the response, without which the job is still whole, and then the largest
-/// that are not ours. A message that came with nearly a frame of headers could not be dead-lettered otherwise, and the
-/// broker would close the connection over each attempt.
-fn fit(headers: &mut Vec<(ShortString, AMQPValue)>, frame_max: usize) {
+/// Drops headers until all fit one frame: those of the lowest rank first, and of these the largest; those without a rank
+/// stay. Returns whether the rest fits. A message that came with nearly a frame of headers could not be published again
+/// otherwise, and the broker would close the connection over each attempt.
+fn fit(
+    headers: &mut Vec<(ShortString, AMQPValue)>,
+    frame_max: usize,
+    copy: &'static str,
+    rank: impl Fn(&str) -> Option<u8>,
+) -> bool {
+    let sizes = headers.iter().map(|(name, value)| (name, entry(name, value)));
     let budget = frame_max.saturating_sub(OTHER_PROPERTIES);
-    loop {
-        let total: usize = headers.iter().map(|(k, v)| entry(k, v)).sum();
-        if total <= budget {
-            return;
+    let mut over = sizes.clone().map(|(_, size)| size).sum::<usize>().saturating_sub(budget);
+    let ranked = sizes.filter_map(|(name, size)| Some((rank(name.as_str())?, Reverse(size), name.clone())));
+    let mut ranked: Vec<_> = if over > 0 { ranked.collect() } else { Vec::new() };
+    ranked.sort_unstable_by_key(|(rank, size, _)| (*rank, *size));
+    let mut dropped = BTreeSet::new();
+    for (_, Reverse(size), name) in ranked {
+        if over > 0 {
+            over = over.saturating_sub(size);
+            dropped.insert(name);
         }
-        let response = headers.iter().position(|(name, _)| name.as_str() == RESPONSE);
-        let largest = || {
-            let all = headers.iter().enumerate();
-            let others = all.filter(|(_, (name, _))| !REPORT.contains(&name.as_str()));
-            others.max_by_key(|(_, (name, value))| entry(name, value)).map(|(index, _)| index)
-        };
-        let Some(index) = response.or_else(largest) else { return };
-        let (name, _) = headers.remove(index);
-        HEADER_LOG.line("dropped", || {
+    }
+    headers.retain(|(name, _)| !dropped.contains(name));
+    for header in dropped.iter().filter(|_| over == 0) {
+        HEADER_LOG.line(copy, || {
             tracing::warn!(
-                header = name.as_str(),
-                "dropped a header of a dead letter: the headers do not fit one frame"
+                header = header.as_str(),
+                "dropped a header of a {copy}: the headers do not fit one frame"
             );
         });
     }
+    over == 0
 }
 
 fn entry(name: &ShortString, value: &AMQPValue) -> usize {

@@ -40,7 +40,8 @@ fn headers(properties: &BasicProperties) -> Vec<(String, Value)> {
         .collect()
 }
 
-fn is_ours(name: &str) -> bool {
+/// Whether a job is made of headers of this name.
+pub(super) fn is_ours(name: &str) -> bool {
     name.starts_with("paced-") || name.starts_with("http-") || matches!(name, "traceparent" | "tracestate")
 }
 

@@ -24,7 +24,8 @@ pub use ladder::RUNG_UNIT;
 pub use leftovers::{Leftover, Leftovers};
 pub use letter::Edits;
 pub use properties::properties;
-pub use publisher::{PublishError, Publisher};
+pub use publish_error::PublishError;
+pub use publisher::Publisher;
 pub use source::AmqpSource;
 pub use status::Status;
 
@@ -36,6 +37,7 @@ mod address;
 mod admission;
 mod attached;
 mod budget;
+mod channels;
 mod check;
 mod connection;
 mod dead;
@@ -53,6 +55,7 @@ mod links;
 mod message;
 mod parking;
 mod properties;
+mod publish_error;
 mod publisher;
 mod replies;
 mod rights;
@@ -61,6 +64,7 @@ mod source;
 mod status;
 mod supervisor;
 mod tags;
+mod targets;
 mod ticket;
 mod topology;
 mod unroutable;
@@ -74,6 +78,7 @@ use links::{Link, Links};
 use parking::{Parker, Parking, Rungs};
 use replies::Replies;
 use source::Slot;
+use targets::Targets;
 use ticket::Settlement;
 use topology::Names;
 
@@ -146,10 +151,9 @@ impl Options {
 pub struct Amqp {
     options: Arc<Options>,
     publisher: Publisher,
+    /// The queues that messages are being published to, and those of replies.
+    targets: [Targets; 2],
     replies: Arc<Replies>,
-    /// The connections that the downstreams share, for [`links::DOWNSTREAMS`] each, in the order of the options; empty where this
-    /// is for publishing alone.
-    consuming: Vec<Link>,
     links: Links,
     downstreams: BTreeMap<String, Consumed>,
     rungs: Arc<Rungs>,
@@ -171,6 +175,9 @@ struct Consumed {
 /// The subscribers, and what looks at queues: all that use the consuming connection and end before it does.
 #[derive(Debug, Default)]
 struct Subscribers {
+    /// The connections that the downstreams share, for [`links::DOWNSTREAMS`] each, in the order of the options; empty where this
+    /// is for publishing alone.
+    consuming: Vec<Link>,
     tasks: TaskTracker,
     /// Ends the sources when cancelled.
     closing: CancellationToken,
@@ -183,13 +190,13 @@ impl Amqp {
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
         let connections = amqp.options.downstreams.len().div_ceil(links::DOWNSTREAMS).max(1);
-        amqp.consuming = (0..connections).map(|n| amqp.links.shared(n)).collect();
-        let current = &amqp.consuming[0].current;
+        amqp.subscribers.consuming = (0..connections).map(|n| amqp.links.shared(n)).collect();
+        let current = &amqp.subscribers.consuming[0].current;
         let closing = amqp.subscribers.closing.clone();
         let (unroutable, haste) = (amqp.options.names().unroutable(), amqp.options.haste);
         amqp.subscribers.tasks.spawn(unroutable::watch(current.clone(), unroutable, haste, closing.clone()));
         amqp.subscribers.tasks.spawn(amqp.depths.watch(current.clone(), &amqp.options, closing));
-        amqp.publisher = Publisher::new(amqp.links.publishing(None));
+        amqp.publisher = Publisher::new(amqp.links.publishing(None), amqp.targets[0].clone());
         amqp
     }
 
@@ -205,7 +212,7 @@ impl Amqp {
         let connection = Arc::new(connection);
         let mut amqp = Self::idle(options);
         Gate::default().ensure_all(&connection, &amqp.options).await?;
-        amqp.publisher = Publisher::new(amqp.links.publishing(Some(connection)));
+        amqp.publisher = Publisher::new(amqp.links.publishing(Some(connection)), amqp.targets[0].clone());
         Ok(amqp)
     }
 
@@ -213,18 +220,19 @@ impl Amqp {
         let most: Vec<u64> = options.downstreams.iter().map(|d| d.prefetch_bytes).collect();
         let accounts = budget::accounts(options.window_bytes, &most);
         let names = options.downstreams.iter().map(|d| d.name.clone());
+        let targets = <[Targets; 2]>::default();
         let consumed =
             |account| Consumed { attached: watch::Sender::new(false), account, slots: OnceLock::new() };
         Self {
             downstreams: names.zip(accounts.into_iter().map(consumed)).collect(),
-            replies: Arc::new(Replies::new(options.address.clone())),
+            replies: Arc::new(Replies::new(options.address.clone(), targets[1].clone())),
             links: Links::new(options.address.clone()),
             options: Arc::new(options),
-            publisher: Publisher::new(watch::channel(None).1),
-            consuming: vec![],
+            publisher: Publisher::new(watch::channel(None).1, targets[0].clone()),
             rungs: Arc::default(),
             depths: Depths::default(),
             subscribers: Subscribers::default(),
+            targets,
         }
     }
 
@@ -235,7 +243,7 @@ impl Amqp {
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         let unknown = || Error::UnknownDownstream(downstream.to_owned());
         let place = self.options.downstreams.iter().position(|d| d.name == downstream).ok_or_else(unknown)?;
-        let link = self.consuming.get(place / links::DOWNSTREAMS).ok_or_else(unknown)?;
+        let link = self.subscribers.consuming.get(place / links::DOWNSTREAMS).ok_or_else(unknown)?;
         let consumed = self.downstreams.get(downstream).ok_or_else(unknown)?;
         let parking = Parking::start(Parker {
             options: Arc::clone(&self.options),
@@ -244,6 +252,7 @@ impl Amqp {
             current: link.current.clone(),
             rungs: Arc::clone(&self.rungs),
             log: ticket::publish_log(downstream),
+            misfits: Default::default(),
         });
         let settlement = Settlement {
             options: Arc::clone(&self.options),
@@ -298,7 +307,11 @@ impl Amqp {
     pub fn status(&self) -> Status {
         let downstreams = self.downstreams.iter();
         let attached = downstreams.map(|(name, consumed)| (name.clone(), consumed.attached.subscribe()));
-        Status { connections: self.links.connections(), attached: attached.collect() }
+        Status {
+            connections: self.links.connections(),
+            targets: self.targets.to_vec(),
+            attached: attached.collect(),
+        }
     }
 
     /// The lengths of the queues, as they were last seen. Nothing is seen where this is for publishing alone.

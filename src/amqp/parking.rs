@@ -1,8 +1,8 @@
 //! Parks the jobs of one downstream: their copies wait in the broker until it is nearly time.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,62 +17,68 @@ use super::connection::{Backoff, channel, close};
 use super::error::Error;
 use super::ladder::Rung;
 use super::letter;
-use super::publisher::{PublishError, Publisher};
+use super::publish_error::PublishError;
+use super::publisher::{Ordering, Publisher, Turn};
 use super::supervisor::ConnectionWatch;
 use super::topology::ensure_rung;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{Parked, Stay, Ticket};
+use crate::episode::Episode;
 use crate::failpoint;
+use crate::lock::lock;
 use crate::time::wall_now;
 
-/// The rungs that exist, for all downstreams of a process.
+/// The rungs that exist, for all downstreams of a process. Each has a lock, since the declaration of one whose queue has
+/// trouble may take long.
 #[derive(Debug, Default)]
-pub(super) struct Rungs(Mutex<BTreeSet<Rung>>);
+pub(super) struct Rungs(StdMutex<BTreeMap<Rung, Arc<Mutex<bool>>>>);
 
 impl Rungs {
-    /// Ensures that a rung exists, unless that was done before. Fails where there is no connection.
+    /// Ensures that a rung exists, unless that was done before, for callers one after another. Fails where there is no
+    /// connection.
     async fn ensure(&self, current: &ConnectionWatch, options: &Options, rung: Rung) -> Result<(), Error> {
-        let mut known = self.0.lock().await;
-        if known.contains(&rung) {
+        let slot = self.slot(rung);
+        let mut is_known = slot.lock().await;
+        if *is_known {
             return Ok(());
         }
         let lost = || Error::Failed { what: options.names().park(rung), detail: "not connected".to_owned() };
         let connection = current.borrow().clone().ok_or_else(lost)?;
-        self.add(&mut known, &connection, options, rung).await
+        add(&connection, options, rung).await?;
+        *is_known = true;
+        Ok(())
     }
 
     /// Ensures that all rungs exist.
     pub(super) async fn ensure_all(&self, connection: &Connection, options: &Options) -> Result<(), Error> {
-        let mut known = self.0.lock().await;
         for rung in Rung::all() {
-            if !known.contains(&rung) {
-                self.add(&mut known, connection, options, rung).await?;
+            let slot = self.slot(rung);
+            let mut is_known = slot.lock().await;
+            if !*is_known {
+                add(connection, options, rung).await?;
+                *is_known = true;
             }
         }
         Ok(())
     }
 
-    async fn add(
-        &self,
-        known: &mut BTreeSet<Rung>,
-        connection: &Connection,
-        options: &Options,
-        rung: Rung,
-    ) -> Result<(), Error> {
-        // The broker closes the channel over a declaration that it refuses.
-        let channel = channel(connection).await?;
-        let ensured = ensure_rung(&channel, options, rung).await;
-        close(&channel).await;
-        ensured?;
-        known.insert(rung);
-        Ok(())
+    fn slot(&self, rung: Rung) -> Arc<Mutex<bool>> {
+        Arc::clone(lock(&self.0).entry(rung).or_default())
     }
 
     /// Has each rung ensured again, since one does not exist any more.
-    async fn forget_all(&self) {
-        self.0.lock().await.clear();
+    fn forget_all(&self) {
+        lock(&self.0).clear();
     }
+}
+
+async fn add(connection: &Connection, options: &Options, rung: Rung) -> Result<(), Error> {
+    // The broker closes the channel over a declaration that it refuses.
+    let channel = channel(connection).await?;
+    let ensured = ensure_rung(&channel, options, rung).await;
+    close(&channel).await;
+    ensured
 }
 
 /// How long after jobs could not be parked it is tried again whether they can.
@@ -152,6 +158,17 @@ pub(super) struct Parker {
     pub(super) rungs: Arc<Rungs>,
     /// The log of publishes that fail: each job may cause several lines.
     pub(super) log: Arc<BoundedLog>,
+    pub(super) misfits: Misfits,
+}
+
+/// Decides when the log names jobs whose headers do not fit a frame once they are parked.
+pub(super) struct Misfits(StdMutex<Episode>);
+
+impl Default for Misfits {
+    /// At once, and every ten minutes while there are any.
+    fn default() -> Self {
+        Self(StdMutex::new(Episode::at_interval(Duration::from_secs(600))))
+    }
 }
 
 impl Parking {
@@ -224,18 +241,21 @@ impl Parker {
     async fn park(&self, available: &Available, Order { ticket, stay, done }: Order) {
         let (downstream, mut backoff) = (&self.downstream.name, Backoff::default());
         let (mut troubled, mut refusals) = (false, 0);
-        let properties = letter::parked(ticket.properties(), ticket.routing_key(), &stay);
         let parked = loop {
-            let exchange = self.exchange(&stay).await;
+            let turn = self.turn(&stay).await;
             // The connection may have been lost meanwhile.
             if !ticket.is_live() {
                 break Parked::Lost;
             }
-            failpoint::reached("park:publish");
-            let published = match exchange {
-                Ok(exchange) => self.publish(&exchange, properties.clone(), ticket.body()).await,
-                Err(error) if error.is_final() => Err(PublishError::NoExchange(error.to_string())),
-                Err(error) => Err(PublishError::Lost(error.to_string())),
+            let published = match turn {
+                Ok((exchange, turn)) => {
+                    let Some(properties) = self.properties(&*ticket, &stay) else {
+                        break Parked::Refused(ticket);
+                    };
+                    failpoint::reached("park:publish");
+                    self.publish(turn, &exchange, properties, ticket.body()).await
+                }
+                Err(error) => Err(error),
             };
             let Err(error) = published else {
                 failpoint::reached("park:confirmed");
@@ -244,12 +264,9 @@ impl Parker {
                 break Parked::Done;
             };
             refusals += u32::from(!error.is_retryable());
-            let is_the_jobs = matches!(error, PublishError::HeadersTooLarge { .. });
-            // All downstreams park on one channel, which a refusal costs: the first one may be that of another order.
-            if is_the_jobs || refusals > 1 {
-                if !is_the_jobs {
-                    available.shut(&error, Some(RETRY));
-                }
+            // All who park there share a channel, which a refusal costs: the first one may be that of another order.
+            if refusals > 1 {
+                available.shut(&error, Some(RETRY));
                 self.log
                     .line("not-parked", || warn!(downstream, %error, "cannot park a job: it is held here"));
                 break Parked::Refused(ticket);
@@ -263,31 +280,101 @@ impl Parker {
         let _ = done.send(parked);
     }
 
-    /// The exchange for a stay: that of a rung, which is ensured to exist, or the home exchange.
-    async fn exchange(&self, stay: &Stay) -> Result<String, Error> {
-        let rung = Rung::below(stay.until.since(wall_now()), self.options.rung_unit);
-        let Some(rung) = rung else { return Ok(self.options.names().home()) };
-        self.rungs.ensure(&self.current, &self.options, rung).await?;
-        Ok(self.options.names().park(rung))
-    }
-
     async fn publish(
         &self,
+        turn: Turn,
         exchange: &str,
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
-        let key = &self.downstream.name;
-        let published = if self.options.declare {
-            // The exchange that paced declares has an alternate one, so that the copy reaches a queue.
-            self.publisher.publish(exchange, key, properties, body).await
-        } else {
-            self.publisher.publish_routed(exchange, key, properties, body).await
-        };
+        let published = turn.publish(exchange, &self.downstream.name, properties, body).await;
         if matches!(published, Err(PublishError::NoExchange(_))) {
             // It was deleted; the next attempt declares it.
-            self.rungs.forget_all().await;
+            self.rungs.forget_all();
         }
         published
+    }
+
+    /// The properties of the copy; `None` if its headers do not fit a frame, so that the job is held.
+    fn properties(&self, ticket: &dyn Parkable, stay: &Stay) -> Option<BasicProperties> {
+        let max = self.publisher.frame_max();
+        let properties = letter::parked(ticket.properties(), ticket.routing_key(), stay, max);
+        if properties.is_none() && lock(&self.misfits.0).note(()) {
+            let downstream = &self.downstream.name;
+            warn!(
+                downstream,
+                max,
+                "a job cannot be parked: what its request is made from, and what is kept of it while it is parked, do not \
+                 fit one frame; it is held here, as are others like it; send less in headers, more in the body"
+            );
+        }
+        properties
+    }
+
+    /// The exchange for a stay, and the right to publish there: the exchange of a rung, which is ensured to exist, or the
+    /// home exchange.
+    async fn turn(&self, stay: &Stay) -> Result<(String, Turn), PublishError> {
+        let names = self.options.names();
+        // The exchange that paced declares has an alternate one, so that the copy reaches a queue.
+        let order = if self.options.declare { Ordering::Kept } else { Ordering::Free };
+        loop {
+            let rung = self.rung(stay);
+            let exchange = match rung {
+                Some(rung) => {
+                    let ensured = self.rungs.ensure(&self.current, &self.options, rung).await;
+                    ensured.map_err(|error| match error.is_final() {
+                        true => PublishError::NoExchange(error.to_string()),
+                        false => PublishError::Lost(error.to_string()),
+                    })?;
+                    names.park(rung)
+                }
+                None => names.home(),
+            };
+            let queue = rung.map_or_else(|| names.home_queue(&self.downstream.name), |rung| names.park(rung));
+            let turn = self.publisher.turn(&queue, order).await?;
+            // After a wait for it, the stay may be too long.
+            if self.rung(stay) == rung {
+                return Ok((exchange, turn));
+            }
+        }
+    }
+
+    fn rung(&self, stay: &Stay) -> Option<Rung> {
+        Rung::below(stay.until.since(wall_now()), self.options.rung_unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_rung_whose_declaration_takes_long_holds_up_no_other() {
+        let (rungs, nowhere) = (Rungs::default(), watch::channel(None).1);
+        let options = Options {
+            address: "amqp://127.0.0.1".parse().unwrap(),
+            prefix: "test".into(),
+            haste: 1,
+            rung_unit: Duration::from_secs(1),
+            declare: true,
+            window_bytes: 1 << 20,
+            downstreams: vec![],
+        };
+        let (slow, other) = (rungs.slot(Rung::all().nth(1).unwrap()), Rung::all().next().unwrap());
+        *rungs.slot(other).lock().await = true;
+        let declaring = slow.lock().await;
+        assert_eq!(
+            rungs.ensure(&nowhere, &options, other).now_or_never().map(|ensured| ensured.is_ok()),
+            Some(true)
+        );
+        rungs.forget_all();
+        let ensured = rungs.ensure(&nowhere, &options, other).now_or_never();
+        assert!(
+            ensured.is_some_and(|ensured| ensured.is_err()),
+            "it is declared again, which needs a connection"
+        );
+        drop(declaring);
     }
 }

@@ -9,16 +9,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use lapin::options::BasicPublishOptions;
-use lapin::protocol::AMQPSoftError;
 use lapin::types::ShortString;
-use lapin::{BasicProperties, Channel, Confirmation, Connection};
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use lapin::{BasicProperties, Channel, Connection};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, timeout_at};
 
-use super::connection::confirming;
-use super::error::{NameTooLong, soft, text};
+use super::channels::{Channels, Pooled};
+use super::connection::{close, confirming};
 use super::letter;
+use super::publish_error::{PublishError, lost, outcome};
 use super::supervisor::{ConnectionWatch, up};
+use super::targets::{Permit, Targets};
 use super::topology::short;
 use crate::failpoint;
 use crate::lock::lock;
@@ -26,8 +27,12 @@ use crate::lock::lock;
 /// The time-out for one publish: a quorum queue under load takes seconds, a blocked connection for ever.
 const PUBLISH: Duration = Duration::from_secs(30);
 
-/// The most publishes in flight that must reach a queue.
+/// The most publishes to one queue that are outstanding and must reach it: each has a channel.
 const ROUTED: usize = 8;
+
+/// The most publishes to one queue that are outstanding in order. With 32 a quorum queue has its channel block the
+/// connection until they are processed.
+const ORDERED: usize = 24;
 
 /// How often a connection that the broker blocks is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -42,15 +47,30 @@ struct Shared {
     current: ConnectionWatch,
     timeout: Duration,
     open: tokio::sync::Mutex<Option<Arc<Open>>>,
+    targets: Targets,
 }
 
-/// The kind of channel that a message is published on.
-#[derive(Clone, Copy)]
-enum ChannelKind {
-    /// A channel with many publishes in flight.
-    Bulk,
-    /// A channel with one publish at a time, which must reach a queue.
-    Routed,
+/// How the publishes to a queue use channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ordering {
+    /// They share a channel, and arrive in order. One that no queue takes is confirmed all the same.
+    Kept,
+    /// Each has a channel to itself, and fails if no queue takes it: lapin hands a returned message to the next confirm,
+    /// whichever that is.
+    Free,
+}
+
+/// The right to publish one message to a queue at once.
+pub(super) struct Turn {
+    open: Arc<Open>,
+    permit: Permit,
+    place: Place,
+}
+
+/// The channel of a [`Turn`].
+enum Place {
+    Shared(OwnedMutexGuard<Option<Pooled>>),
+    Own(Pooled),
 }
 
 /// Exchange and routing key.
@@ -64,74 +84,13 @@ struct Open {
     /// lapin numbers a publish and queues its frames in two steps; if two threads interleaved there, each would get the
     /// other's confirm.
     order: Mutex<()>,
-    /// Channels for one publish at a time, because lapin hands a returned message to the next confirm, whichever it is.
-    idle: Mutex<Vec<Channel>>,
-    routed: Semaphore,
-}
-
-/// The reason why the broker has not, or may not have, accepted a message.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PublishError {
-    /// There is no connection.
-    #[error("not connected to RabbitMQ")]
-    Unavailable,
-    /// There was no confirm in time; the message may have arrived all the same.
-    #[error("RabbitMQ did not confirm within {} s{}", after.as_secs(), if *blocked { ": it blocks publishers over a memory or disk alarm" } else { "" })]
-    TimedOut {
-        /// The time-out.
-        after: Duration,
-        /// Whether the broker has reported that it accepts nothing at the moment.
-        blocked: bool,
-    },
-    /// The channel or the connection was lost; the message may have arrived all the same.
-    #[error("lost the channel to RabbitMQ: {0}")]
-    Lost(String),
-    /// The broker does not accept it now: the queue is full, or has no leader.
-    #[error("RabbitMQ rejected the message: the queue is full or not available")]
-    Rejected,
-    /// The message was returned, as no queue takes it.
-    #[error("no queue `{0}`; create it, or let paced declare its own with amqp.declare = true")]
-    Unroutable(String),
-    /// The exchange is missing.
-    #[error("no exchange `{0}`; create it, or let paced declare its own with amqp.declare = true")]
-    NoExchange(String),
-    /// The user lacks a permission.
-    #[error("not allowed to publish: {0}; grant the user write permission on the exchange")]
-    Refused(String),
-    /// A name is longer than 255 bytes.
-    #[error("the name `{0}` is longer than 255 bytes")]
-    NameTooLong(String),
-    /// The dead letter is no job: its properties could not be parsed as they are.
-    #[error("a dead letter is malformed: {0}; read its body, publish it as a new job, and purge the letter")]
-    Malformed(String),
-    /// The headers do not fit one frame.
-    #[error("the headers take {size} bytes and must fit {max}; send less in headers, more in the body")]
-    HeadersTooLarge {
-        /// The approximate size of the headers.
-        size: usize,
-        /// The most that the connection allows.
-        max: usize,
-    },
-}
-
-impl From<NameTooLong> for PublishError {
-    fn from(NameTooLong(name): NameTooLong) -> Self {
-        Self::NameTooLong(name)
-    }
-}
-
-impl PublishError {
-    /// True where the same message may be accepted a little later.
-    pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Unavailable | Self::TimedOut { .. } | Self::Lost(_) | Self::Rejected)
-    }
+    channels: Channels,
 }
 
 impl Publisher {
-    pub(super) fn new(current: ConnectionWatch) -> Self {
-        let shared =
-            Shared { current, timeout: failpoint::limit(PUBLISH), open: tokio::sync::Mutex::default() };
-        Self { shared: Arc::new(shared) }
+    pub(super) fn new(current: ConnectionWatch, targets: Targets) -> Self {
+        let (timeout, open) = (failpoint::limit(PUBLISH), tokio::sync::Mutex::default());
+        Self { shared: Arc::new(Shared { current, timeout, open, targets }) }
     }
 
     /// Publishes and waits for the confirm; thousands may be in flight, which the caller bounds.
@@ -150,7 +109,9 @@ impl Publisher {
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
-        self.send(ChannelKind::Bulk, exchange, routing_key, properties, body).await
+        let to = (short(exchange)?, short(routing_key)?);
+        let publish = async { self.open().await?.send(to, properties, body).await };
+        self.in_time(publish).await
     }
 
     /// Publishes a message that must reach a queue, and waits for the confirm; a few are in flight at
@@ -167,7 +128,49 @@ impl Publisher {
         properties: BasicProperties,
         body: &Bytes,
     ) -> Result<(), PublishError> {
-        self.send(ChannelKind::Routed, exchange, routing_key, properties, body).await
+        let queue = if exchange.is_empty() { routing_key } else { exchange };
+        let publish = async {
+            let turn = self.turn(queue, Ordering::Free).await?;
+            turn.publish(exchange, routing_key, properties, body).await
+        };
+        self.in_time(publish).await
+    }
+
+    /// Waits until a message may be published to this queue at once: few are outstanding there, and the broker accepts
+    /// any. Turns that keep the order come in the order of the callers.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// It takes too long, or there is no connection.
+    pub(super) async fn turn(&self, queue: &str, order: Ordering) -> Result<Turn, PublishError> {
+        self.in_time(async {
+            let targets = &self.shared.targets;
+            let (open, permit, place) = match order {
+                Ordering::Kept => {
+                    let (permit, mut shared) = targets.enter_in_order(queue, ORDERED).await;
+                    let open = self.open().await?;
+                    if !shared.as_ref().is_some_and(|pooled| pooled.channel.status().connected()) {
+                        *shared = Some(open.channel().await?);
+                    }
+                    (open, permit, Place::Shared(shared))
+                }
+                Ordering::Free => {
+                    let permit = targets.enter(queue, ROUTED).await;
+                    let open = self.open().await?;
+                    let own = open.channel().await?;
+                    (open, permit, Place::Own(own))
+                }
+            };
+            open.unblocked().await;
+            Ok(Turn { open, permit, place })
+        })
+        .await
+    }
+
+    /// The time-out of a publish.
+    pub(super) fn timeout(&self) -> Duration {
+        self.shared.timeout
     }
 
     /// Whether the broker has reported that it accepts nothing at the moment.
@@ -182,28 +185,16 @@ impl Publisher {
         current.as_ref().map_or(FRAME_MAX, |connection| frame_max(connection))
     }
 
-    async fn send(
+    async fn in_time<T>(
         &self,
-        kind: ChannelKind,
-        exchange: &str,
-        routing_key: &str,
-        properties: BasicProperties,
-        body: &Bytes,
-    ) -> Result<(), PublishError> {
-        let to = (short(exchange)?, short(routing_key)?);
-        let deadline = Instant::now() + self.shared.timeout;
-        let open = tokio::time::timeout_at(deadline, self.open()).await;
-        let open = open.unwrap_or(Err(PublishError::Unavailable))?;
-        let publish = async {
-            match kind {
-                ChannelKind::Bulk => open.send(to, properties, body).await,
-                ChannelKind::Routed => open.send_routed(to, properties, body).await,
-            }
-        };
-        let published = tokio::time::timeout_at(deadline, publish).await;
+        publish: impl Future<Output = Result<T, PublishError>>,
+    ) -> Result<T, PublishError> {
+        let after = self.shared.timeout;
+        let published = timeout_at(Instant::now() + after, publish).await;
         published.unwrap_or_else(|_| {
-            let blocked = open.connection.status().blocked();
-            Err(PublishError::TimedOut { after: self.shared.timeout, blocked })
+            let is_connected = self.shared.current.borrow().is_some();
+            let timed_out = PublishError::TimedOut { after, blocked: self.is_blocked() };
+            Err(if is_connected { timed_out } else { PublishError::Unavailable })
         })
     }
 
@@ -217,13 +208,8 @@ impl Publisher {
         let mut current = self.shared.current.clone();
         let connection = up(&mut current).await.ok_or(PublishError::Unavailable)?;
         let bulk = confirming(&connection).await.map_err(|error| PublishError::Lost(error.to_string()))?;
-        let open = Arc::new(Open {
-            connection,
-            bulk,
-            order: Mutex::default(),
-            idle: Mutex::default(),
-            routed: Semaphore::new(ROUTED),
-        });
+        let channels = Channels::new(&connection);
+        let open = Arc::new(Open { connection, bulk, order: Mutex::default(), channels });
         *slot = Some(Arc::clone(&open));
         Ok(open)
     }
@@ -232,6 +218,62 @@ impl Publisher {
 impl fmt::Debug for Publisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Publisher").finish_non_exhaustive()
+    }
+}
+
+impl Turn {
+    /// Publishes a message, and waits for the outcome for as long as the channel lives: until then nobody knows whether the
+    /// queue has it, so that publishing it again could make a copy. After 20 minutes the channel is closed.
+    ///
+    /// Cancel safe: the first poll publishes, and a dropped future only does not learn the outcome.
+    ///
+    /// # Errors
+    /// Those of [`Publisher::publish`], but a time-out.
+    pub(super) async fn publish(
+        self,
+        exchange: &str,
+        routing_key: &str,
+        properties: BasicProperties,
+        body: &Bytes,
+    ) -> Result<(), PublishError> {
+        let to = (short(exchange)?, short(routing_key)?);
+        let Self { open, mut permit, place } = self;
+        open.check_headers(&properties)?;
+        let (channel, mandatory) = match &place {
+            Place::Shared(shared) => (shared.as_ref().map(|pooled| pooled.channel.clone()), false),
+            Place::Own(pooled) => (Some(pooled.channel.clone()), true),
+        };
+        let channel = channel.ok_or(PublishError::Unavailable)?;
+        let (sender, body) = (channel.clone(), body.clone());
+        let mut sent = Box::pin(async move { send(&sender, mandatory, to, properties, &body).await });
+        // The first poll numbers the publish and queues its frames, while nobody else has the channel.
+        let first = poll_fn(|cx| Poll::Ready(sent.as_mut().poll(cx))).await;
+        // Others may publish in order now; a channel of its own is kept until the outcome is known.
+        let own = match place {
+            Place::Shared(turn) => {
+                drop(turn);
+                None
+            }
+            Place::Own(own) => Some(own),
+        };
+        let outcome = async move {
+            match first {
+                Poll::Ready(sent) => sent,
+                Poll::Pending => sent.await,
+            }
+        };
+        let awaited = tokio::spawn(async move {
+            let state = || channel.status().connected().then(|| !open.connection.status().blocked());
+            let outcome = permit.outcome(outcome, state).await;
+            if outcome.is_none() {
+                close(&channel).await;
+            }
+            // Others may have the channel only now: none of them takes one with a publish that is given up.
+            drop((own, permit));
+            outcome
+        });
+        let lost = || Err(PublishError::Lost("the channel is gone".to_owned()));
+        awaited.await.ok().flatten().unwrap_or_else(lost)
     }
 }
 
@@ -244,44 +286,21 @@ impl Open {
     ) -> Result<(), PublishError> {
         self.check_headers(&properties)?;
         self.unblocked().await;
-        let (exchange, key) = to.clone();
-        let options = BasicPublishOptions::default();
-        let mut publish = pin!(self.bulk.basic_publish(exchange, key, options, body, properties));
+        let mut publish = pin!(send(&self.bulk, false, to, properties, body));
         // The first poll numbers the publish and queues its frames.
         let first = poll_fn(|cx| {
             let _ordered = lock(&self.order);
             Poll::Ready(publish.as_mut().poll(cx))
         })
         .await;
-        let sent = match first {
+        match first {
             Poll::Ready(sent) => sent,
             Poll::Pending => publish.await,
-        };
-        let confirm = sent.map_err(|error| lost(&error, &to.0))?;
-        outcome(confirm.await.map_err(|error| lost(&error, &to.0))?, &to.1)
+        }
     }
 
-    async fn send_routed(
-        &self,
-        to: Destination,
-        properties: BasicProperties,
-        body: &Bytes,
-    ) -> Result<(), PublishError> {
-        self.check_headers(&properties)?;
-        let _permit = self.routed.acquire().await.map_err(|_| PublishError::Unavailable)?;
-        self.unblocked().await;
-        let channel = match self.take_idle() {
-            Some(channel) => channel,
-            None => confirming(&self.connection).await.map_err(|e| PublishError::Lost(e.to_string()))?,
-        };
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let (exchange, key) = to.clone();
-        let sent = channel.basic_publish(exchange, key, options, body, properties).await;
-        let confirm = sent.map_err(|error| lost(&error, &to.0))?;
-        // A channel is dropped, and so closed, if this future is dropped halfway.
-        let confirmation = confirm.await.map_err(|error| lost(&error, &to.0))?;
-        lock(&self.idle).push(channel);
-        outcome(confirmation, &to.1)
+    async fn channel(&self) -> Result<Pooled, PublishError> {
+        self.channels.take(&self.connection).await.map_err(|error| PublishError::Lost(error.to_string()))
     }
 
     /// Waits while the broker accepts nothing: lapin would keep even the frames of a publish that is given up, and each
@@ -297,11 +316,21 @@ impl Open {
         let (size, max) = (letter::size(properties), frame_max(&self.connection));
         if size > max { Err(PublishError::HeadersTooLarge { size, max }) } else { Ok(()) }
     }
+}
 
-    fn take_idle(&self) -> Option<Channel> {
-        let mut idle = lock(&self.idle);
-        std::iter::from_fn(|| idle.pop()).find(|channel| channel.status().connected())
-    }
+/// Publishes over this channel, and waits for the confirm.
+async fn send(
+    channel: &Channel,
+    mandatory: bool,
+    to: Destination,
+    properties: BasicProperties,
+    body: &Bytes,
+) -> Result<(), PublishError> {
+    let options = BasicPublishOptions { mandatory, ..BasicPublishOptions::default() };
+    let (exchange, key) = to.clone();
+    let confirm = channel.basic_publish(exchange, key, options, body, properties).await;
+    let confirmation = confirm.map_err(|error| lost(&error, &to.0))?.await;
+    outcome(confirmation.map_err(|error| lost(&error, &to.0))?, &to.1)
 }
 
 /// RabbitMQ's default.
@@ -309,23 +338,4 @@ const FRAME_MAX: usize = 131_072;
 
 fn frame_max(connection: &Connection) -> usize {
     usize::try_from(connection.configuration().frame_max()).unwrap_or(FRAME_MAX)
-}
-
-fn outcome(confirmation: Confirmation, key: &ShortString) -> Result<(), PublishError> {
-    match confirmation {
-        Confirmation::Ack(None) => Ok(()),
-        Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => {
-            Err(PublishError::Unroutable(key.to_string()))
-        }
-        Confirmation::Nack(None) => Err(PublishError::Rejected),
-        Confirmation::NotRequested => Err(PublishError::Lost("the channel does not confirm".to_owned())),
-    }
-}
-
-fn lost(error: &lapin::Error, exchange: &ShortString) -> PublishError {
-    match soft(error) {
-        Some(AMQPSoftError::NOTFOUND) => PublishError::NoExchange(exchange.to_string()),
-        Some(AMQPSoftError::ACCESSREFUSED) => PublishError::Refused(text(error)),
-        _ => PublishError::Lost(text(error)),
-    }
 }

@@ -1,16 +1,19 @@
 //! The connection for replies, which is opened when the first one is due, and ever later if it is lost again and again.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use lapin::{BasicProperties, Connection};
 use tokio::sync::Mutex;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::address::Address;
 use super::connection::{Backoff, STABLE, connect};
-use super::publisher::{PublishError, Publisher};
+use super::publish_error::PublishError;
+use super::publisher::{Ordering, Publisher};
 use super::supervisor::fixed;
+use super::targets::Targets;
 
 /// Publishes replies over a connection that carries nothing else. Their producers choose the queue, and some
 /// names make a broker close the whole connection (3.10 over a malformed name for Direct Reply-To): that must
@@ -18,8 +21,13 @@ use super::supervisor::fixed;
 #[derive(Debug)]
 pub(super) struct Replies {
     address: Address,
+    /// The queues that replies are being published to.
+    targets: Targets,
     state: Mutex<State>,
 }
+
+/// How many times the time-out of a publish a reply is awaited once it was published.
+const WAITS: u32 = 3;
 
 #[derive(Debug, Default)]
 struct State {
@@ -32,23 +40,39 @@ struct State {
 }
 
 impl Replies {
-    pub(super) fn new(address: Address) -> Self {
-        Self { address, state: Mutex::default() }
+    pub(super) fn new(address: Address, targets: Targets) -> Self {
+        Self { address, targets, state: Mutex::default() }
     }
 
-    /// Publishes a reply and waits for the confirm.
+    /// Publishes a reply once, if it is still `wanted` when its turn comes, and waits for the confirm: for so long that a
+    /// queue without a leader does not hold the job for ever.
     ///
     /// Not cancel safe: a dropped future may or may not have published.
     ///
     /// # Errors
-    /// As [`Publisher::publish`].
+    /// [`PublishError::Unconfirmed`], or as [`Publisher::turn`] and [`Publisher::publish`].
     pub(super) async fn publish(
         &self,
         queue: &str,
         properties: BasicProperties,
         body: &Bytes,
+        wanted: impl Fn() -> bool,
     ) -> Result<(), PublishError> {
-        self.publisher().await?.publish("", queue, properties, body).await
+        let publisher = self.publisher().await?;
+        let turn = publisher.turn(queue, Ordering::Kept).await?;
+        if !wanted() {
+            return Err(PublishError::Unavailable);
+        }
+        let mut sent = pin!(turn.publish("", queue, properties, body));
+        let mut waits = 0;
+        while waits < WAITS && wanted() {
+            if let Ok(sent) = timeout(publisher.timeout(), &mut sent).await {
+                return sent;
+            }
+            // A broker that accepts nothing from anybody is no fault of this queue.
+            waits += u32::from(!publisher.is_blocked());
+        }
+        Err(PublishError::Unconfirmed)
     }
 
     /// Returns a publisher over the current connection, or connects if there is none, after a wait if the last one was
@@ -82,7 +106,7 @@ impl Replies {
                 return Err(PublishError::Unavailable);
             }
         };
-        let publisher = Publisher::new(fixed(Arc::clone(&connection)));
+        let publisher = Publisher::new(fixed(Arc::clone(&connection)), self.targets.clone());
         state.open = Some((connection, publisher.clone()));
         Ok(publisher)
     }
@@ -112,9 +136,9 @@ mod tests {
         let silent = TcpSocket::new_v4().unwrap();
         silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let url = format!("amqp://{}/%2f", silent.local_addr().unwrap());
-        let replies = Replies::new(url.parse().unwrap());
+        let replies = Replies::new(url.parse().unwrap(), Targets::default());
         let body = Bytes::new();
-        let publish = || replies.publish("q", BasicProperties::default(), &body);
+        let publish = || replies.publish("q", BasicProperties::default(), &body, || true);
         let waiting: Vec<_> = std::iter::repeat_with(publish).take(500).collect();
         // One by one, with the waits between attempts, they take minutes.
         let answers = tokio::time::timeout(Duration::from_secs(60), join_all(waiting)).await.unwrap();

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
 use super::supervisor::ConnectionWatch;
+use super::targets::Targets;
 use crate::lock::lock;
 
 /// Every connection that is kept up, with its purpose.
@@ -15,6 +16,8 @@ pub(super) type ConnectionWatches = Arc<Mutex<Vec<(String, ConnectionWatch)>>>;
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     pub(super) connections: ConnectionWatches,
+    /// The queues that messages are being published to.
+    pub(super) targets: Vec<Targets>,
     pub(super) attached: BTreeMap<String, watch::Receiver<bool>>,
 }
 
@@ -29,6 +32,12 @@ impl Status {
             .filter(|(_, current)| is_down(current))
             .map(|(purpose, _)| purpose.clone())
             .collect()
+    }
+
+    /// The queues that have not confirmed for some seconds what is published to them, by name; at most 40, since producers
+    /// choose those of replies.
+    pub fn unconfirmed(&self) -> Vec<String> {
+        self.targets.iter().flat_map(Targets::late).collect()
     }
 
     /// The names of the downstreams, and whether each is consumed.

@@ -17,7 +17,8 @@ use super::gate::Gate;
 use super::letter;
 use super::message::value;
 use super::parking::{Parkable, Parking};
-use super::publisher::{PublishError, Publisher};
+use super::publish_error::PublishError;
+use super::publisher::{Ordering as Order, Publisher, Turn};
 use super::replies::Replies;
 use super::supervisor::ConnectionWatch;
 use super::{Downstream, Options};
@@ -87,9 +88,14 @@ pub(super) fn publish_log(downstream: &str) -> Arc<BoundedLog> {
 
 impl Settlement {
     /// Publishes a dead letter; if its queue has been deleted, declares it for the next attempt.
-    async fn send_dead(&self, properties: BasicProperties, body: &Bytes) -> Result<(), PublishError> {
-        let queue = self.options.names().dead(&self.downstream.name);
-        let sent = self.publisher.publish_routed("", &queue, properties, body).await;
+    async fn send_dead(
+        &self,
+        turn: Turn,
+        queue: &str,
+        properties: BasicProperties,
+        body: &Bytes,
+    ) -> Result<(), PublishError> {
+        let sent = turn.publish("", queue, properties, body).await;
         let connection = self.current.borrow().clone();
         if let (Err(PublishError::Unroutable(_)), true, Some(connection)) =
             (&sent, self.options.declare, connection)
@@ -278,6 +284,8 @@ impl AmqpTicket {
                     }
                     return true;
                 }
+                // The channel may have been lost before it was published.
+                Err(_) if !self.is_live() => return false,
                 Err(error) => {
                     failures += u32::from(!is_brokers(&error));
                     if pending.is_lost(&error, failures) {
@@ -297,18 +305,22 @@ impl AmqpTicket {
     }
 
     async fn publish(&self, pending: &PendingPublish) -> Result<(), PublishError> {
-        let publisher = &self.settlement.publisher;
+        let Settlement { options, downstream, publisher, replies, .. } = &*self.settlement;
         match pending {
             PendingPublish::DeadLetter { letter, at } => {
-                let frame_max = publisher.frame_max();
-                let properties =
-                    letter::dead_letter(&self.properties, self.routing_key.as_str(), letter, *at, frame_max);
-                self.settlement.send_dead(properties, &self.body).await
+                let queue = options.names().dead(&downstream.name);
+                let turn = publisher.turn(&queue, Order::Free).await?;
+                if !self.is_live() {
+                    return Err(PublishError::Unavailable);
+                }
+                let (key, frame_max) = (self.routing_key.as_str(), publisher.frame_max());
+                let properties = letter::dead_letter(&self.properties, key, letter, *at, frame_max);
+                self.settlement.send_dead(turn, &queue, properties, &self.body).await
             }
             // A requester that is gone has no queue any more, and then nothing is left to do.
             PendingPublish::Reply { queue, body } => {
                 let properties = letter::reply(self.properties.correlation_id().as_ref());
-                self.settlement.replies.publish(queue, properties, body).await
+                replies.publish(queue, properties, body, || self.is_live()).await
             }
         }
     }

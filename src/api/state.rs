@@ -58,6 +58,9 @@ pub struct Connection {
     /// The purposes of connections that are down, such as `consuming`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<String>,
+    /// The queues of a broker that have not confirmed for some seconds what is published to them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconfirmed: Vec<String>,
     /// The reason why it is down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -338,7 +341,7 @@ mod tests {
     /// The state of the API as text: names, order, nulls, absent fields and numbers. Clients depend on it.
     const FULL: &str = concat!(
         r#"{"now":1764000000000,"replica":"a","version":"0.1.0","can_change":true,"#,
-        r#""amqp":{"connected":false,"lost":["consuming"],"error":"x"},"store":{"connected":true,"kind":"redis"},"#,
+        r#""amqp":{"connected":false,"lost":["consuming"],"unconfirmed":["q"],"error":"x"},"store":{"connected":true,"kind":"redis"},"#,
         r#""unroutable":3,"orphans":[{"name":"old","since":4}],"#,
         r#""replicas":[{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2,"seen_at":3,"#,
         r#""is_me":true,"amqp":true,"store":false}],"downstreams":[{"name":"billing","rate_limit":50.0,"#,

@@ -43,10 +43,12 @@ pub(super) fn failing(failing: &Failing, now: i64) -> String {
     format!("failing {}: {}", ago(failing.since, now), failing.kinds())
 }
 
-/// Whether the broker is connected, and what of it is lost.
+/// Whether the broker is connected, what of it is lost, and which queues do not confirm.
 pub(super) fn broker(state: &State) -> String {
+    let queues = out::printable(&state.amqp.unconfirmed.join(", "));
     match state.amqp.lost.as_slice() {
-        [] if state.amqp.connected => "RabbitMQ ok".to_owned(),
+        [] if state.amqp.connected && queues.is_empty() => "RabbitMQ ok".to_owned(),
+        [] if state.amqp.connected => format!("RabbitMQ ok, but not for what is published to {queues}"),
         lost => format!("RabbitMQ AWAY ({})", lost.join(", ")),
     }
 }

@@ -139,7 +139,12 @@ impl Shared {
             replica: identity.id.clone(),
             version: identity.version.clone(),
             can_change: can_change.load(Ordering::Relaxed),
-            amqp: Connection { connected: lost.is_empty(), lost, ..Connection::default() },
+            amqp: Connection {
+                connected: lost.is_empty(),
+                lost,
+                unconfirmed: status.unconfirmed(),
+                ..Connection::default()
+            },
             store: Connection {
                 connected: known.store_error.is_none(),
                 error: known.store_error.clone(),

@@ -20,6 +20,7 @@ mod depths;
 mod held;
 mod kinds;
 mod late;
+mod leaderless;
 mod leftovers;
 mod letters;
 mod loss;

@@ -171,9 +171,12 @@ function storeHealth({ kind, connected, error }) {
   return { text: connected ? `${name} connected` : `${name} away${error ? `: ${error}` : ""}`, isGood: connected };
 }
 
-function brokerHealth({ connected, lost }) {
-  const isGood = connected && !lost?.length;
+function brokerHealth({ connected, lost, unconfirmed }) {
+  const isGood = connected && !lost?.length && !unconfirmed?.length;
   if (!connected) return { text: "RabbitMQ away", isGood };
+  if (unconfirmed?.length && !lost?.length) {
+    return { text: `RabbitMQ connected, but not for what is published to ${unconfirmed.join(", ")}`, isGood };
+  }
   return { text: isGood ? "RabbitMQ connected" : `RabbitMQ connected, but not for ${lost.join(", ")}`, isGood };
 }
 

@@ -69,7 +69,7 @@ fn a_letter_has_the_beginning_of_the_answer_byte_by_byte() {
     assert_eq!(response(&letter).as_deref(), Some("no\u{fffd}"));
     assert_eq!(names(&replay(&letter, &Edits::default()).unwrap()), ["mine"]);
     assert_eq!(
-        names(&parked(&letter, "d", &Stay { throttled: 0, refused: 0, unreadable: 0, ..a_stay() })).len(),
+        names(&fitted(&letter, "d", &Stay { throttled: 0, refused: 0, unreadable: 0, ..a_stay() })).len(),
         6
     );
 }
@@ -115,6 +115,11 @@ fn what_the_broker_trips_over_is_left_behind() {
     assert_eq!(names(&replay(&letter, &Edits::default()).unwrap()), ["x-mine"]);
 }
 
+/// The copy, in a frame that is large enough.
+fn fitted(properties: &BasicProperties, routing_key: &str, stay: &Stay) -> BasicProperties {
+    parked(properties, routing_key, stay, FRAME).unwrap()
+}
+
 fn a_stay() -> Stay {
     Stay {
         until: Micros(1_700_000_000_123_456),
@@ -141,7 +146,7 @@ fn a_parked_copy_carries_its_stay_and_keeps_its_job() {
         .with_timestamp(12)
         .with_type("t".into())
         .with_app_id("app".into());
-    let copy = parked(&job, "billing.eu", &a_stay());
+    let copy = fitted(&job, "billing.eu", &a_stay());
     let headers = copy.headers().as_ref().unwrap().inner();
     assert_eq!(headers[PARKED], AMQPValue::LongLongInt(1_700_000_000_124), "it is never early");
     assert_eq!(headers[PARKED_FOR], text("retry"));
@@ -196,25 +201,107 @@ fn a_parked_copy_has_nothing_that_the_broker_trips_over() {
         .with_expiration("1000".into())
         .with_user_id("someone".into());
     let stay = Stay { throttled: 0, refused: 0, unreadable: 0, ..a_stay() };
-    let copy = parked(&job, "d", &stay);
+    let copy = fitted(&job, "d", &stay);
     assert_eq!((copy.expiration(), copy.user_id()), (&None, &None));
     let expected = [ATTEMPTS, EXPIRATION, FIRST_SEEN, PARKED, PARKED_FOR, ROUTING_KEY, "x-mine"];
     assert_eq!(names(&copy), expected);
     assert_eq!(header(&copy, EXPIRATION).as_deref(), Some("1000"));
     // When it is parked again, its properties have no expiration any more.
-    assert_eq!(header(&parked(&copy, "d", &stay), EXPIRATION).as_deref(), Some("1000"));
-    assert_eq!(header(&parked(&BasicProperties::default(), "d", &stay), EXPIRATION), None);
+    assert_eq!(header(&fitted(&copy, "d", &stay), EXPIRATION).as_deref(), Some("1000"));
+    assert_eq!(header(&fitted(&BasicProperties::default(), "d", &stay), EXPIRATION), None);
 }
 
 #[test]
 fn a_parked_copy_has_the_id_that_its_job_was_given() {
     let stay = Stay { assigned_id: Some("0199".to_owned()), ..a_stay() };
-    let copy = parked(&BasicProperties::default(), "d", &stay);
+    let copy = fitted(&BasicProperties::default(), "d", &stay);
     assert_eq!(copy.message_id().as_ref().map(ShortString::as_str), Some("0199"));
     let own = BasicProperties::default().with_message_id("own".into());
-    assert_eq!(parked(&own, "d", &a_stay()).message_id(), own.message_id());
+    assert_eq!(fitted(&own, "d", &a_stay()).message_id(), own.message_id());
     let long = Stay { assigned_id: Some("n".repeat(256)), ..a_stay() };
-    assert_eq!(parked(&own, "d", &long).message_id(), own.message_id(), "no id has more than 255 bytes");
+    assert_eq!(fitted(&own, "d", &long).message_id(), own.message_id(), "no id has more than 255 bytes");
+}
+
+/// The properties of a job that uses everything that it may say.
+fn a_job() -> BasicProperties {
+    let headers = table(&[
+        ("paced-path", "a/b"),
+        ("paced-method", "PUT"),
+        ("paced-lane", "l"),
+        ("paced-plan", "p"),
+        ("paced-cost", "3"),
+        ("paced-not-before", "1800000000000"),
+        ("paced-deadline", "1900000000000"),
+        ("http-x-a", "v"),
+        ("traceparent", "00-1-2-03"),
+        ("tracestate", "a=b"),
+    ]);
+    BasicProperties::default()
+        .with_headers(headers)
+        .with_message_id("id".into())
+        .with_content_type("text/plain".into())
+        .with_content_encoding("gzip".into())
+        .with_correlation_id("c".into())
+        .with_reply_to("r".into())
+        .with_priority(4)
+        .with_timestamp(12)
+        .with_expiration("60000".into())
+}
+
+fn with(properties: &BasicProperties, more: &[(&str, usize)]) -> BasicProperties {
+    let mut headers = properties.headers().clone().unwrap();
+    for (name, length) in more {
+        headers.insert((*name).into(), text(&"x".repeat(*length)));
+    }
+    properties.clone().with_headers(headers)
+}
+
+#[test]
+fn a_parked_copy_that_does_not_fit_a_frame_loses_what_nobody_reads_in_this_order() {
+    let (job, whole) = (a_job(), FRAME - OTHER_PROPERTIES);
+    let expected = |more: &[&str]| {
+        let mut names = names(&fitted(&job, "d", &a_stay()));
+        names.extend(more.iter().map(ToString::to_string));
+        names.sort();
+        names
+    };
+    for (more, kept) in [
+        (&[("x-shovelled", 9), ("mine", 9)][..], &["mine", "x-shovelled"][..]),
+        // What brokers add goes before what a producer may have meant for others, however large that is.
+        (&[("x-shovelled", 900), ("x-a", 9), ("mine", whole - 1200)], &["mine", "x-a"]),
+        (&[("x-shovelled", whole), ("mine", 9)], &["mine"]),
+        // Of the others the largest goes first.
+        (
+            &[("x-a", 9), ("mine", whole / 2), ("another", whole / 2 + 9), ("PACED-x", 9)],
+            &["PACED-x", "mine"],
+        ),
+        (&[("mine", whole), ("another", whole)], &[]),
+    ] {
+        let copy = parked(&with(&job, more), "d", &a_stay(), FRAME).unwrap();
+        assert!(size(&copy) <= FRAME);
+        assert_eq!(names(&copy), expected(kept));
+        // Whatever is dropped, the job that comes home is the one that was parked.
+        let slim = fitted(&job, "d", &a_stay());
+        for name in expected(&[]) {
+            let of = |copy: &BasicProperties| copy.headers().as_ref().unwrap().inner()[name.as_str()].clone();
+            assert_eq!(of(&copy), of(&slim), "{name}");
+        }
+        let bare = |copy: &BasicProperties| copy.clone().with_headers(FieldTable::default());
+        assert_eq!(bare(&copy), bare(&slim));
+    }
+}
+
+#[test]
+fn a_job_whose_own_headers_fill_a_frame_is_not_parked() {
+    let job = a_job();
+    for name in ["http-x-b", "paced-path", "traceparent", "paced-lane"] {
+        let whole = with(&job, &[(name, FRAME - OTHER_PROPERTIES - 900)]);
+        assert!(names(&fitted(&whole, "d", &a_stay())).contains(&name.to_owned()), "{name}");
+        let large = with(&job, &[(name, FRAME - OTHER_PROPERTIES - 100)]);
+        assert!(size(&large) - 400 <= FRAME, "it came in a frame");
+        assert_eq!(parked(&large, "d", &a_stay(), FRAME), None, "{name}");
+        assert_eq!(parked(&with(&large, &[("mine", 400)]), "d", &a_stay(), FRAME), None, "{name}");
+    }
 }
 
 #[test]

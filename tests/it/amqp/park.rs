@@ -2,7 +2,7 @@
 
 use lapin::types::{AMQPValue, FieldTable};
 use paced::dispatch::{DeadLetter, ParkReason, Parked, Stay};
-use paced::job::Reason;
+use paced::job::{Reason, Value};
 use paced::time::{Micros, wall_now};
 
 use super::*;
@@ -112,6 +112,57 @@ async fn a_parked_job_comes_back_as_it_was() {
     }
     assert_eq!(letter.properties.timestamp(), &Some(1_700_000_000));
     assert_eq!(depth(&channel, "parked.home.billing").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_with_a_frame_of_headers_is_parked_whole_or_held() {
+    let rabbit = shared().await;
+    let options = scaled(rabbit, "frames");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let deliver = async |source: &mut AmqpSource, sizes: &[(&str, usize)]| {
+        let mut headers = FieldTable::default();
+        for (name, size) in sizes {
+            headers.insert((*name).into(), AMQPValue::LongString("x".repeat(*size).into()));
+        }
+        let properties = BasicProperties::default().with_headers(headers).with_message_id("id".into());
+        let (exchange, publisher) = (options.jobs_exchange(), amqp.publisher());
+        publisher.publish(&exchange, "billing", properties, &Bytes::from_static(b"body")).await.unwrap();
+        next(source).await
+    };
+    let wait = stay(2000 * UNIT);
+    let delivery =
+        deliver(&mut source, &[("x-shovelled", 60_000), ("mine", 30_000), ("paced-path", 37_880)]).await;
+    park(delivery, wait.clone()).await;
+    let home = next(&mut source).await;
+    let path = |delivery: &Delivery| {
+        let Some((_, Value::Text(path))) = delivery.message.headers.iter().find(|(n, _)| n == "paced-path")
+        else {
+            panic!("{:?}", delivery.message.headers)
+        };
+        path.len()
+    };
+    assert_eq!((path(&home), home.message.message_id.as_deref()), (37_880, Some("id")));
+    let letter = DeadLetter::new(Reason::Status, "final", Report::UNSENT);
+    within("the letter", home.ticket.dead_letter(letter)).await;
+
+    // Nothing of this one can be dropped, so it stays here; those behind it are parked all the same.
+    let whole = deliver(&mut source, &[("paced-path", 127_900)]).await;
+    let held = within("the answer", whole.ticket.park(wait.clone())).await;
+    let Parked::Refused(held) = held else { panic!("{held:?}") };
+    assert!(held.is_live() && held.can_park(), "others can be parked");
+    park(deliver(&mut source, &[("paced-path", 1)]).await, wait).await;
+    let short = next(&mut source).await;
+    assert_eq!(path(&short), 1);
+    ack(short);
+    drop(held);
+    assert_eq!(path(&next(&mut source).await), 127_900, "it is delivered again as it was");
+    drop(source);
+    assert!(amqp.shutdown(LONG).await);
+    let (_connection, channel) = open(&rabbit.url()).await;
+    let letter = pop(&channel, "frames.dead.billing").await;
+    let headers = letter.properties.headers().clone().unwrap();
+    let has = |name: &str| headers.contains_key(name);
+    assert!(has("mine") && has("paced-path") && !has("x-shovelled"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

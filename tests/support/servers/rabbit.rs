@@ -229,6 +229,33 @@ impl Rabbit {
         );
         self.eval(&close).await.parse().unwrap()
     }
+
+    /// Stops the only member of a quorum queue in the virtual host `/`, which has no leader then; returns what
+    /// [`Rabbit::restart_member`] starts again.
+    pub async fn stop_member(&self, queue: &str) -> Member {
+        let find = format!("rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, {}))", erlang(queue));
+        let member =
+            self.eval(&format!("{{ok, Q}} = {find}, {{N, _}} = amqqueue:get_pid(Q), atom_to_list(N)")).await;
+        let member = Member(member.trim_matches('"').to_owned());
+        let stopped = self.eval(&format!("ra:stop_server(quorum_queues, {})", member.erlang())).await;
+        assert_eq!(stopped, "ok", "{queue}");
+        member
+    }
+
+    /// Starts a member of a quorum queue again.
+    pub async fn restart_member(&self, member: &Member) {
+        let started = self.eval(&format!("ra:restart_server(quorum_queues, {})", member.erlang())).await;
+        assert_eq!(started, "ok");
+    }
+}
+
+/// The member of a quorum queue.
+pub struct Member(String);
+
+impl Member {
+    fn erlang(&self) -> String {
+        format!("{{list_to_atom(\"{}\"), node()}}", self.0)
+    }
 }
 
 /// A binary of Erlang.
