@@ -19,10 +19,14 @@ const HEARTBEAT: u16 = 10;
 /// The longest short string of AMQP 0-9-1, in bytes.
 pub(super) const SHORT: usize = 255;
 
-/// A broker's address with its credentials, which are never shown.
+/// A broker's address with its credentials, which are never shown. It may have several hosts, the nodes of a cluster: each
+/// connection goes to one of them.
 #[derive(Clone)]
 pub struct Address {
+    /// The URL, with the first host.
     uri: AMQPUri,
+    /// The further hosts, with their ports.
+    others: Vec<(String, u16)>,
     /// What a connection over TLS is opened with; `None` where the URL has no TLS.
     tls: Option<Tls>,
     /// The URL as it is now, where it has a file.
@@ -65,8 +69,21 @@ impl Address {
         address
     }
 
+    /// The URL, with the first host.
     pub(super) fn uri(&self) -> AMQPUri {
         self.uri.clone()
+    }
+
+    /// An address for each host.
+    pub(super) fn each_host(&self) -> Vec<Self> {
+        let first = (self.uri.authority.host.clone(), self.uri.authority.port);
+        let hosts = std::iter::once(first).chain(self.others.iter().cloned());
+        let alone = |(host, port)| {
+            let mut address = Self { others: Vec::new(), ..self.clone() };
+            (address.uri.authority.host, address.uri.authority.port) = (host, port);
+            address
+        };
+        hosts.map(alone).collect()
     }
 
     /// What connections over TLS are opened with; `None` where the URL has no TLS.
@@ -78,8 +95,22 @@ impl Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// Parses `amqp://` and `amqps://` URLs. No path and the path `/` both mean the vhost `/`.
+    /// Parses `amqp://` and `amqps://` URLs, with one host or several: `amqp://U:P@H1:PORT,H2:PORT/VHOST`. No path and the
+    /// path `/` both mean the vhost `/`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut hosts = each_host(text)?.into_iter().map(|text| Self::of_one(&text));
+        let mut address = hosts.next().unwrap_or_else(|| Self::of_one(text))?;
+        for other in hosts {
+            let authority = other?.uri.authority;
+            address.others.push((authority.host, authority.port));
+        }
+        Ok(address)
+    }
+}
+
+impl Address {
+    /// Parses a URL with one host.
+    fn of_one(text: &str) -> Result<Self, AddressError> {
         let mut uri: AMQPUri = text.parse().map_err(|_| refuse("scheme, host, port or query are wrong"))?;
         if uri.vhost.is_empty() {
             uri.vhost = "/".to_owned();
@@ -93,13 +124,13 @@ impl FromStr for Address {
         }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         let tls = matches!(uri.scheme, AMQPScheme::AMQPS).then(Tls::system);
-        Ok(Self { uri, tls, url: None })
+        Ok(Self { uri, others: Vec::new(), tls, url: None })
     }
 }
 
 impl PartialEq for Address {
     fn eq(&self, other: &Self) -> bool {
-        (&self.uri, &self.tls) == (&other.uri, &other.tls)
+        (&self.uri, &self.others, &self.tls) == (&other.uri, &other.others, &other.tls)
     }
 }
 
@@ -111,12 +142,14 @@ impl fmt::Display for Address {
             AMQPScheme::AMQP => "amqp",
             AMQPScheme::AMQPS => "amqps",
         };
-        let host = &self.uri.authority.host;
-        let port = self.uri.authority.port;
-        if host.contains(':') {
-            write!(f, "{scheme}://[{host}]:{port}")?;
-        } else {
-            write!(f, "{scheme}://{host}:{port}")?;
+        let (host, port) = (&self.uri.authority.host, self.uri.authority.port);
+        let others = self.others.iter().map(|(host, port)| (",", host, *port));
+        write!(f, "{scheme}://")?;
+        for (separator, host, port) in std::iter::once(("", host, port)).chain(others) {
+            match host.contains(':') {
+                true => write!(f, "{separator}[{host}]:{port}")?,
+                false => write!(f, "{separator}{host}:{port}")?,
+            }
         }
         match self.uri.vhost.as_str() {
             "/" => Ok(()),
@@ -133,6 +166,18 @@ impl fmt::Debug for Address {
 
 fn refuse(why: &str) -> AddressError {
     AddressError(why.to_owned())
+}
+
+/// A URL for each host of a URL with several. The parser below would take a host that is missing for localhost.
+fn each_host(text: &str) -> Result<Vec<String>, AddressError> {
+    let start = text.find("://").map_or(0, |at| at + 3);
+    let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);
+    let hosts = text[start..end].rfind('@').map_or(start, |at| start + at + 1);
+    let list: Vec<&str> = text[hosts..end].split(',').collect();
+    if list.len() > 1 && list.iter().any(|host| host.is_empty() || host.starts_with(':')) {
+        return Err(refuse("a host is missing in its list"));
+    }
+    Ok(list.into_iter().map(|host| format!("{}{host}{}", &text[..hosts], &text[end..])).collect())
 }
 
 fn ipv6(text: &str) -> Option<&str> {
@@ -172,6 +217,27 @@ mod tests {
         let address: Address = "amqp://me:pw@[::1]:5673/".parse().unwrap();
         assert_eq!((address.uri.authority.host.as_str(), address.uri.authority.port), ("::1", 5673));
         assert_eq!(address.to_string(), "amqp://[::1]:5673");
+    }
+
+    #[test]
+    fn several_hosts_share_the_login_and_the_vhost() {
+        let address: Address = "amqps://me:s%2Ccret@a:1,[::1],b:3/v?heartbeat=3".parse().unwrap();
+        assert_eq!(address.to_string(), "amqps://a:1,[::1]:5671,b:3/v");
+        for (one, shown) in
+            address.each_host().iter().zip(["amqps://a:1/v", "amqps://[::1]:5671/v", "amqps://b:3/v"])
+        {
+            assert_eq!(one.to_string(), shown);
+            assert_eq!(
+                (one.uri.authority.userinfo.password.as_str(), one.uri.query.heartbeat),
+                ("s,cret", Some(3))
+            );
+            assert!(one.tls.is_some() && one.others.is_empty());
+        }
+        let other: Address = "amqps://me:s%2Ccret@a:1,[::1],b:4/v?heartbeat=3".parse().unwrap();
+        assert!(address != other && address == address.clone());
+        for wrong in ["amqp://a,", "amqp://,a", "amqp://a,:1", "amqp://a,b:x", "amqp://a,b:99999"] {
+            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! One connection to the broker, with time-outs for opening and using it.
 
 use std::future::Future;
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
+use tokio::time::Instant;
 
 use super::address::Address;
 use super::error::Error;
 use super::guard::{self, Admit, FrameMax, GuardedStream};
-use super::socket;
+use super::{nodes, socket};
 use crate::lock::lock;
 
 /// The time-out for connecting: TCP, TLS and the AMQP handshake.
@@ -39,7 +40,8 @@ enum Attempt {
     Abandoned,
 }
 
-/// Connects once. `admit`, if there is one, decides which bodies of deliveries are taken in.
+/// Connects once, to whichever node and address answers first. `admit`, if there is one, decides which bodies of deliveries
+/// are taken in.
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub(super) async fn connect(
@@ -47,7 +49,43 @@ pub(super) async fn connect(
     purpose: &str,
     admit: Option<Arc<dyn Admit>>,
 ) -> Result<Connection, Error> {
-    let address = &address.with_fresh_login().await;
+    let address = address.with_fresh_login().await;
+    let by = Instant::now() + CONNECT;
+    let mut attempts = Vec::new();
+    for host in nodes::hosts(&address) {
+        attempts.push(connect_to_host(host, purpose, admit.clone(), by).boxed());
+    }
+    nodes::first(attempts, Error::is_unauthorized, by).await.unwrap_or_else(|| Err(unanswered(&address)))
+}
+
+/// Connects to whichever address of a host answers first, up to this instant.
+async fn connect_to_host(
+    host: Address,
+    purpose: &str,
+    admit: Option<Arc<dyn Admit>>,
+    by: Instant,
+) -> Result<Connection, Error> {
+    let found = nodes::resolve(&host).await;
+    let found =
+        found.map_err(|error| Error::Unreachable { address: host.to_string(), detail: error.to_string() })?;
+    let mut attempts = Vec::new();
+    for at in found {
+        attempts.push(connect_to(&host, at, purpose, admit.clone()).boxed());
+    }
+    nodes::first(attempts, Error::is_unauthorized, by).await.unwrap_or_else(|| Err(unanswered(&host)))
+}
+
+fn unanswered(address: &Address) -> Error {
+    Error::Unreachable { address: address.to_string(), detail: "no answer in time".to_owned() }
+}
+
+/// Connects to a host at this address of it.
+async fn connect_to(
+    address: &Address,
+    at: SocketAddr,
+    purpose: &str,
+    admit: Option<Arc<dyn Admit>>,
+) -> Result<Connection, Error> {
     let name = format!("paced {} {purpose}", env!("CARGO_PKG_VERSION"));
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     if guard::IS_OFF {
@@ -64,7 +102,7 @@ pub(super) async fn connect(
         address.uri(),
         guard::runtime(),
         async move |_, _| {
-            let dialled = tokio::time::timeout(CONNECT, socket::dial(&broker, &runtime)).await;
+            let dialled = tokio::time::timeout(CONNECT, socket::dial(at, &runtime)).await;
             let socket = dialled.map_err(std::io::Error::from)??;
             hold(&attempt, socket.get_ref())?;
             // The plain socket is known by now, so that it can be closed while it belongs to lapin's thread.
@@ -80,9 +118,7 @@ pub(super) async fn connect(
             Ok(connection)
         }
         Ok(Err(error)) => Err(Error::connecting(address.to_string(), &error)),
-        Err(_) => {
-            Err(Error::Unreachable { address: address.to_string(), detail: "no answer in time".to_owned() })
-        }
+        Err(_) => Err(unanswered(address)),
     }
 }
 

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 
 use futures_io::{AsyncRead, AsyncWrite};
+use futures_util::FutureExt as _;
+use tokio::time::Instant;
 
 use super::address::Address;
 use super::connection::ANSWER;
-use super::socket;
+use super::{nodes, socket};
 
 /// The header with which a client opens AMQP 0-9-1.
 const HEADER: &[u8] = b"AMQP\x00\x00\x09\x01";
@@ -57,14 +60,24 @@ impl Server {
 ///
 /// Cancel safe: a dropped future closes the connection.
 pub(super) async fn greeting(address: &Address) -> Option<Server> {
-    let frame = tokio::time::timeout(ANSWER, first_frame(address)).await.ok()?.ok()?;
+    let by = Instant::now() + ANSWER;
+    let hosts = nodes::hosts(address).into_iter().map(|host| frame_of_host(host, by).boxed()).collect();
+    let frame = nodes::first(hosts, |_| false, by).await?.ok()?;
     Some(Server { product: property(&frame, "product")?, version: property(&frame, "version")? })
 }
 
+async fn frame_of_host(host: Address, by: Instant) -> io::Result<Vec<u8>> {
+    let mut frames = Vec::new();
+    for at in nodes::resolve(&host).await? {
+        frames.push(first_frame(&host, at).boxed());
+    }
+    nodes::first(frames, |_| false, by).await.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
+}
+
 /// The payload of the first frame that the broker sends.
-async fn first_frame(address: &Address) -> io::Result<Vec<u8>> {
-    let mut stream =
-        socket::wrap(address, socket::dial(address, &async_rs::Runtime::tokio_current()).await?).await?;
+async fn first_frame(address: &Address, at: SocketAddr) -> io::Result<Vec<u8>> {
+    let socket = socket::dial(at, &async_rs::Runtime::tokio_current()).await?;
+    let mut stream = socket::wrap(address, socket).await?;
     let mut unsent = HEADER;
     while !unsent.is_empty() {
         let sent = poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, unsent)).await?;

@@ -53,6 +53,7 @@ mod leftovers;
 mod letter;
 mod links;
 mod message;
+mod nodes;
 mod parking;
 mod properties;
 mod publish_error;

@@ -99,8 +99,9 @@ impl Secret {
     /// The part of a URL that may be shown; `None` if anything about it is odd, such as a password with an unencoded
     /// `/`, `?` or `#`, or a password without `@`.
     fn shown(&self) -> Option<String> {
-        const SCHEMES: [&str; 6] = ["amqp", "amqps", "redis", "rediss", "http", "https"];
-        const SEVERAL: [&str; 4] = ["redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
+        const SCHEMES: [&str; 4] = ["redis", "rediss", "http", "https"];
+        const SEVERAL: [&str; 6] =
+            ["amqp", "amqps", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
         let (scheme, rest) = self.text.split_once("://").filter(|_| !self.hidden)?;
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
@@ -174,6 +175,7 @@ mod tests {
             ("memory:", "memory:"),
             ("amqp://guest:hunter2@rabbit:5672/%2f", "amqp://rabbit:5672/%2f"),
             ("amqps://rabbit", "amqps://rabbit"),
+            ("amqp://guest:hunter2@a:1,b/v", "amqp://a:1,b/v"),
             ("redis://:hunter2@[::1]:6379/3", "redis://[::1]:6379/3"),
             ("redis://hunter2@cache", "redis://cache"),
             ("rediss://u:hunter2@p@cache/", "rediss://cache/"),

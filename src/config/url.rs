@@ -11,31 +11,30 @@ struct Parts<'a> {
     scheme: &'a str,
     user: Option<&'a str>,
     host: &'a str,
-    /// The port with its `:`, or an empty text.
-    port: &'a str,
     path: &'a str,
     query: Option<&'a str>,
     fragment: Option<&'a str>,
 }
 
-/// `amqp://` or `amqps://`. An empty path and `/` become `/%2f`: they mean the vhost `/`.
+/// `amqp://` or `amqps://`, with one host or several. An empty path and `/` become `/%2f`: they mean the vhost `/`.
 pub(super) fn amqp(text: &str) -> Result<Secret, String> {
     const RIGHT: &str = "write amqp://USER:PASSWORD@HOST:5672/VHOST, or amqps://";
-    let parts = Parts::of(text, RIGHT)?;
-    if !["amqp", "amqps"].contains(&parts.scheme) {
-        return Err(format!("not the URL of a broker; {RIGHT}"));
+    for one in each_host(text) {
+        let parts = Parts::of(&one, RIGHT)?;
+        if !["amqp", "amqps"].contains(&parts.scheme) {
+            return Err(format!("not the URL of a broker; {RIGHT}"));
+        }
+        parts.no_fragment()?;
+        if parts.path.matches('/').count() > 1 {
+            return Err("has a vhost with a `/` in it; write it as %2f".to_owned());
+        }
     }
-    parts.no_fragment()?;
-    if parts.path.matches('/').count() > 1 {
-        return Err("has a vhost with a `/` in it; write it as %2f".to_owned());
-    }
-    let url = if parts.path.len() > 1 {
-        text.to_owned()
-    } else {
-        let Parts { scheme, user, host, port, query, .. } = parts;
-        let user = user.map(|user| format!("{user}@")).unwrap_or_default();
-        let query = query.map(|query| format!("?{query}")).unwrap_or_default();
-        format!("{scheme}://{user}{host}{port}/%2f{query}")
+    let authority = text.find("://").map_or(0, |at| at + 3);
+    let (hosts, rest) =
+        text.split_at(text[authority..].find(['/', '?']).map_or(text.len(), |at| authority + at));
+    let url = match rest.strip_prefix('/') {
+        Some(vhost) if !vhost.is_empty() && !vhost.starts_with('?') => text.to_owned(),
+        rest_without_slash => format!("{hosts}/%2f{}", rest_without_slash.unwrap_or(rest)),
     };
     // The parser of the client has the last word, here rather than at the start of the daemon.
     #[cfg(feature = "amqp")]
@@ -208,7 +207,7 @@ impl<'a> Parts<'a> {
             address.split_at(address[at..].find(':').map_or(address.len(), |colon| at + colon));
         check_host(host, right)?;
         check_port(port)?;
-        Ok(Self { scheme, user, host, port, path, query, fragment })
+        Ok(Self { scheme, user, host, path, query, fragment })
     }
 
     fn no_fragment(&self) -> Result<(), String> {

@@ -269,8 +269,8 @@ pub(super) fn header_value(text: &str) -> Result<Secret, String> {
     if text.trim() != text {
         return Err("begins or ends with white space; remove it".to_owned());
     }
-    if !text.chars().all(|c| matches!(c, ' '..='~' | '\t')) {
-        return Err("has a character that no header can hold; use visible ASCII".to_owned());
+    if text.chars().any(|c| c.is_control() && c != '\t') {
+        return Err("has a control character, which no header can hold; use visible text".to_owned());
     }
     Ok(Secret::hidden(text))
 }

@@ -20,14 +20,13 @@ use super::meters::Meters;
 use super::preflight::Preflight;
 use super::retry::RetryPolicy;
 use super::sending::{SendGuard, Sending};
-use crate::bounded_log::BoundedLog;
 use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 use crate::pace::release::Held;
 use crate::sink::{Handover, Outcome, Peer, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 pub(super) use event::{Event, FlightGuard, Refused};
-pub(super) use letter::{dead_letter, letter_log};
+pub(super) use letter::{Logs, dead_letter};
 use outcome::{contact, is_answered};
 
 /// The parts that all flights of a downstream share.
@@ -39,8 +38,8 @@ pub(super) struct FlightContext {
     /// The checks before the hand-over.
     pub(super) preflight: Preflight,
     pub(super) meters: Meters,
-    /// The log of dead letters is bounded, since anybody who publishes can cause them.
-    pub(super) letters: Arc<BoundedLog>,
+    /// What the log says of single jobs.
+    pub(super) logs: Logs,
     /// The sends in progress.
     pub(super) sending: Arc<Sending>,
     /// Whether attempt after attempt fails, which the log tells of: then it need not tell of each job.
@@ -152,7 +151,8 @@ impl Flight {
         };
         let repeats_unanswered = entry.attempts.is_unanswered;
         let (answers, peer) = (&context.retry.answers, Peer::default());
-        let handover = Handover { look: &look, answers, repeats_unanswered, peer: &peer };
+        let closing = context.sending.closing();
+        let handover = Handover { look: &look, answers, repeats_unanswered, peer: &peer, closing };
         let outcome = context.sink.release(&entry.job, handover).await;
         self.late = handed_over.into_inner();
         let missed = matches!(outcome, Outcome::Missed);

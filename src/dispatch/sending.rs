@@ -13,13 +13,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::entry::Entry;
 use super::source::Ticket;
 use crate::job::{Content, Job};
+use crate::sink::Closing;
 
 /// The sends of one downstream that are in progress.
 ///
 /// Every send is noted, but only a message that is delivered again is looked for: so noting one is cheap, and
 /// looking for one goes over all of them.
 #[derive(Debug, Default)]
-pub(super) struct Sending(Mutex<Table>);
+pub(super) struct Sending {
+    table: Mutex<Table>,
+    closing: Closing,
+}
 
 /// The records; free entries are reused.
 #[derive(Debug, Default)]
@@ -65,6 +69,11 @@ impl Sending {
         SendGuard { sending: Arc::clone(self), place }
     }
 
+    /// When answers that are successes are not waited for any more.
+    pub(super) const fn closing(&self) -> &Closing {
+        &self.closing
+    }
+
     /// Hands the ticket of a message that was delivered again to the send of that message; returns the entry if there
     /// is no such send.
     pub(super) fn hand_over(&self, entry: Entry) -> Option<Entry> {
@@ -84,7 +93,7 @@ impl Sending {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         // No method leaves the table inconsistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -130,7 +130,7 @@ impl Worker {
             retry: options.retry,
             preflight,
             meters: Meters::new(&options.downstream, engine.meters(), Arc::clone(board.totals())),
-            letters: flight::letter_log(&options.downstream),
+            logs: flight::Logs::new(&options.downstream),
             sending: Arc::default(),
             is_failing: Arc::default(),
             successes: Arc::default(),

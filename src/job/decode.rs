@@ -53,7 +53,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     let id = id(message.message_id.as_deref())?;
     let Content { body, content_type, content_encoding } = &message.content;
     let content_type = header::property("content_type", content_type.as_deref())?;
-    let content_encoding = header::property("content_encoding", content_encoding.as_deref())?;
+    let content_encoding = header::codings(content_encoding.as_deref());
     let fields = Fields::read(&message.headers, rules)?;
     let plan = fields.plan.or(rules.default_plan);
     let most = plan.and_then(|plan| rules.plans.get(plan)).map_or(&rules.max_cost, |plan| &plan.max_cost);

@@ -43,7 +43,7 @@ pub(super) fn request(name: &str, value: &Value, allowed: &[String]) -> Result<(
         Value::Integer(number) => number.to_string(),
         Value::Text(_) => {
             return Err(Rejection::malformed(format!(
-                "`http-{lower}` has a character that no header may have; send visible ASCII, spaces and tabs"
+                "`http-{lower}` has a character that no header may have; send visible text in UTF-8, spaces and tabs"
             )));
         }
         other => {
@@ -65,7 +65,7 @@ pub(super) fn property(name: &str, value: Option<&str>) -> Result<Option<String>
         None | Some("") => Ok(None),
         Some(text) if is_field_value(text.as_bytes()) => Ok(Some(text.to_owned())),
         Some(_) => Err(Rejection::malformed(format!(
-            "`{name}` has a character that no header may have; send visible ASCII"
+            "`{name}` has a character that no header may have; send visible text in UTF-8"
         ))),
     }
 }
@@ -74,13 +74,25 @@ pub(super) fn property(name: &str, value: Option<&str>) -> Result<Option<String>
 /// job.
 pub(super) fn trace(value: &Value) -> Option<String> {
     let Value::Text(bytes) = value else { return None };
-    let fits = !bytes.is_empty() && bytes.len() <= MAX_TRACE && is_field_value(bytes);
+    let fits = (1..=MAX_TRACE).contains(&bytes.len()) && bytes.is_ascii() && is_field_value(bytes);
     fits.then(|| String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// RFC 9110 `field-value`, without the bytes over 0x7f, which every server reads differently.
+/// RFC 9110 `field-value`, where what lies beyond ASCII is UTF-8, and no control character.
 fn is_field_value(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&b| matches!(b, b'\t' | b' '..=b'~'))
+    str::from_utf8(bytes).is_ok_and(|text| text.chars().all(|c| c == '\t' || !c.is_control()))
+}
+
+/// The content codings that are registered (RFC 9110, section 8.4.1, and IANA). `identity` is none that is named.
+const CODINGS: [&str; 11] =
+    ["aes128gcm", "br", "compress", "dcb", "dcz", "deflate", "exi", "gzip", "x-compress", "x-gzip", "zstd"];
+
+/// The `Content-Encoding` of a message: its property, if that names content codings. Others put there what is none and
+/// changes nothing of the request, such as the charset (`UTF-8`) or `binary`.
+pub(super) fn codings(property: Option<&str>) -> Option<String> {
+    let text = property.filter(|text| !text.is_empty())?;
+    let is_coding = |name: &str| CODINGS.iter().any(|coding| coding.eq_ignore_ascii_case(name.trim()));
+    text.split(',').all(is_coding).then(|| text.to_owned())
 }
 
 /// RFC 9110 `token`.

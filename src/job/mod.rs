@@ -58,7 +58,7 @@ pub struct Content {
     pub body: Bytes,
     /// MIME type of the body.
     pub content_type: Option<String>,
-    /// Encoding of the body.
+    /// Encoding of the body: of a message whatever it names, of a job its content codings.
     pub content_encoding: Option<String>,
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, Reason};
 
@@ -79,6 +80,37 @@ pub struct Handover<'a> {
     pub repeats_unanswered: bool,
     /// Where the sink notes which host it connects to.
     pub peer: &'a Peer,
+    /// When no more is waited for of an answer that is a success.
+    pub closing: &'a Closing,
+}
+
+/// The end of a dispatcher, as far as it concerns answers that are successes and still arrive. A job whose answer is not
+/// waited for any more counts as delivered: handed over again, its work would be done twice.
+#[derive(Clone, Debug, Default)]
+pub struct Closing {
+    streams: CancellationToken,
+    answers: CancellationToken,
+}
+
+impl Closing {
+    /// From now on the end of no stream of events is waited for.
+    pub fn end_streams(&self) {
+        self.streams.cancel();
+    }
+
+    /// From now on the end of no answer is waited for.
+    pub fn end_answers(&self) {
+        self.answers.cancel();
+        self.streams.cancel();
+    }
+
+    /// Waits until the end of an answer is not waited for any more.
+    ///
+    /// Cancel safe.
+    pub async fn wait(&self, is_stream: bool) {
+        let token = if is_stream { &self.streams } else { &self.answers };
+        token.cancelled().await;
+    }
 }
 
 /// The host that an attempt went to, as `HOST:PORT`: failures without an answer are counted by it. It has no user information,
@@ -193,12 +225,14 @@ pub struct Receipt {
     pub response: Response,
     /// How long nothing more is to be released to it, if the answer says that no requests are left, and that is heeded.
     pub rest: Option<Duration>,
+    /// What people should know of the answer, such as that it had not ended.
+    pub remark: Option<String>,
 }
 
 impl Receipt {
     /// A receipt, which only sinks create, on delivery.
     pub const fn new(response: Response) -> Self {
-        Self { response, rest: None }
+        Self { response, rest: None, remark: None }
     }
 }
 

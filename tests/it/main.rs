@@ -45,6 +45,8 @@ mod messages;
 #[cfg(feature = "daemon")]
 mod monitoring;
 #[cfg(feature = "daemon")]
+mod nodes;
+#[cfg(feature = "daemon")]
 mod notify;
 #[cfg(feature = "daemon")]
 mod pace;
@@ -63,6 +65,8 @@ mod secrets;
 mod store;
 #[cfg(feature = "daemon")]
 mod strangers;
+#[cfg(feature = "daemon")]
+mod streams;
 #[cfg(feature = "daemon")]
 mod support_selftest;
 #[cfg(feature = "daemon")]

@@ -10,6 +10,7 @@ use crate::support::daemon::scratch;
 
 mod broker;
 mod expiry;
+mod own;
 mod replaced;
 mod servers;
 mod store;

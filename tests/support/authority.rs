@@ -70,6 +70,16 @@ impl Authority {
     }
 }
 
+/// A certificate for these names that has signed itself and is one of an authority (CA:TRUE), as `openssl req -x509` makes
+/// them; it is valid until this date.
+pub fn self_signed(names: &[&str], key: &KeyPair, until: (i32, u8, u8)) -> Issued {
+    let mut params = params(names, "self-signed");
+    params.not_after = date_time_ymd(until.0, until.1, until.2);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let certificate = params.self_signed(key).unwrap().pem();
+    Issued { certificate, key: key.serialize_pem() }
+}
+
 fn params(names: &[&str], common_name: &str) -> CertificateParams {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let mut params = CertificateParams::new(names).unwrap();

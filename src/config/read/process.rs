@@ -10,7 +10,8 @@ use crate::dispatch::OnUnavailable;
 keys! {
     /// The broker.
     AMQP = "amqp".default("{}");
-    /// amqp:// or amqps://USER:PASSWORD@HOST:PORT/VHOST; %2f is the vhost `/`. Keep a password in a file.
+    /// amqp:// or amqps://USER:PASSWORD@HOST:PORT/VHOST; %2f is the vhost `/`. Several nodes of a cluster: HOST:PORT,HOST:PORT.
+    /// Each connection goes to one of them, and of all addresses of a name, that answers. Keep a password in a file.
     URL = "url".default("amqp://127.0.0.1:5672/%2f").matches("^amqps?://.").file("secrets/amqp-url").followed();
     /// The first part of the name of every exchange and queue.
     PREFIX = "prefix".default("paced").matches(value::PREFIX);

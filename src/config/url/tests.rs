@@ -20,13 +20,20 @@ fn wrong(check: fn(&str) -> Result<Secret, String>, texts: &[&str]) {
 fn brokers() {
     right(
         amqp,
-        &["amqp://guest:hunter2@rabbit:5672/%2f", "amqps://[::1]/v?heartbeat=5", "amqp://10.0.0.1/orders"],
+        &[
+            "amqp://guest:hunter2@rabbit:5672/%2f",
+            "amqps://[::1]/v?heartbeat=5",
+            "amqp://10.0.0.1/orders",
+            "amqp://u:hunter2@a:5672,b:5673,[::1]/orders",
+        ],
     );
     for (text, expected) in [
         ("amqp://rabbit", "amqp://rabbit/%2f"),
         ("amqp://rabbit/", "amqp://rabbit/%2f"),
         ("amqps://u:p@rabbit:5671/?heartbeat=5", "amqps://u:p@rabbit:5671/%2f?heartbeat=5"),
         ("amqp://rabbit?heartbeat=5", "amqp://rabbit/%2f?heartbeat=5"),
+        ("amqp://u:p@a,b:1", "amqp://u:p@a,b:1/%2f"),
+        ("amqps://a,b/?heartbeat=5", "amqps://a,b/%2f?heartbeat=5"),
     ] {
         assert_eq!(amqp(text).unwrap().expose(), expected, "{text}");
     }
@@ -48,6 +55,10 @@ fn brokers() {
             "amqp://u:hunter2%@rabbit/",
             "amqp://u:hunter2 @rabbit/",
             "amqp://rabbit/a/b",
+            "amqp://u:hunter2@a,",
+            "amqp://u:hunter2@a,,b",
+            "amqp://u:hunter2@a,b:port/v",
+            "amqp://u:hunter2@a,c:hunter2@b/v",
             "amqp://rabbit:0/",
             "amqp://rabbit:70000/",
             "amqp://rabbit:/",

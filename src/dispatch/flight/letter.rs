@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::FlightContext;
 use crate::bounded_log::BoundedLog;
@@ -10,13 +11,39 @@ use crate::dispatch::source::{DeadLetter, Ticket};
 use crate::job::Reason;
 use crate::sink::Response;
 
-/// The log of a downstream's dead letters.
-pub(in crate::dispatch) fn letter_log(downstream: &str) -> Arc<BoundedLog> {
-    let downstream = downstream.to_owned();
-    BoundedLog::new(move |summary| {
-        let (letters, reasons) = (summary.lines, &summary);
-        tracing::warn!(downstream, letters, %reasons, "dead-lettered; too many to log each");
-    })
+/// What the log says of a downstream's single jobs. It is bounded, since anybody who publishes can cause dead letters, and
+/// the API can answer what it wants.
+#[derive(Clone, Debug)]
+pub(in crate::dispatch) struct Logs {
+    letters: Arc<BoundedLog>,
+    answers: Arc<BoundedLog>,
+}
+
+impl Logs {
+    pub(in crate::dispatch) fn new(downstream: &str) -> Self {
+        let (letters, answers) = (downstream.to_owned(), downstream.to_owned());
+        Self {
+            letters: BoundedLog::new(move |summary| {
+                let (downstream, letters, reasons) = (&letters, summary.lines, &summary);
+                tracing::warn!(downstream, letters, %reasons, "dead-lettered; too many to log each");
+            }),
+            answers: BoundedLog::with_bound(1, Duration::from_secs(1), move |summary| {
+                let (downstream, jobs) = (&answers, summary.lines);
+                tracing::info!(
+                    downstream,
+                    jobs,
+                    "delivered, with remarks on the answers; too many to log each"
+                );
+            }),
+        }
+    }
+
+    /// Tells of a delivery whose answer people should know something of.
+    pub(super) fn delivered(&self, downstream: &str, id: &str, remark: &str) {
+        self.answers.line("answer", || {
+            tracing::info!(downstream, id, remark, "delivered, with a remark on the answer")
+        });
+    }
 }
 
 /// Makes a job a dead letter, in this order: the reply (if one is wanted) is confirmed, the copy is confirmed, the job
@@ -36,7 +63,7 @@ pub(in crate::dispatch) async fn dead_letter(
     {
         tracing::debug!(downstream, id, %reason, detail, "dead-lettered");
     } else {
-        context.letters.line(letter.reason.as_str(), || {
+        context.logs.letters.line(letter.reason.as_str(), || {
             tracing::warn!(downstream, id, %reason, detail, "dead-lettered");
         });
     }

@@ -148,6 +148,9 @@ impl Flight {
             entry.ticket.reply(&receipt.response).await;
         }
         context.meters.delivered();
+        if let Some(remark) = &receipt.remark {
+            context.logs.delivered(&context.downstream, &entry.job.id, remark);
+        }
         let waited = || wall_now().since(entry.first_seen);
         job_log::delivered(&context.downstream, &entry.job.id, report, waited, late);
         entry.ticket.ack(receipt, report);

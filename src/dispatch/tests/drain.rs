@@ -59,6 +59,27 @@ async fn a_drain_ends_in_time_and_says_what_it_left() {
     assert!(bench.ledger.all().is_empty(), "neither acked nor given back: the broker delivers them again");
 }
 
+/// The work of such a job is done or under way: handed over once more, it would be done twice.
+#[tokio::test(start_paused = true)]
+async fn successes_that_still_arrive_count_as_delivered_when_the_drain_ends() {
+    for (is_stream, ends) in [(true, 0), (false, 24_500)] {
+        let mut bench = Bench::new("100/s", QUICK);
+        bench.sink.answer_endlessly(is_stream);
+        bench.publish_many(0..2);
+        let done = bench.start();
+        bench.sink.arrived(2).await;
+        tokio::time::sleep(QUICK * 2).await;
+        assert!(bench.ledger.all().is_empty(), "they are waited for");
+        let start = Instant::now();
+        bench.stop.cancel();
+        assert_eq!(done.await.unwrap().unfinished, 0);
+        assert_eq!(start.elapsed().as_millis() / 500 * 500, ends, "a stream of events: {is_stream}");
+        for id in ["0", "1"] {
+            assert!(matches!(bench.ledger.of(id)[..], [Settled::Acked(_)]), "{id}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failure_during_the_drain_goes_back() {
     let mut bench = Bench::new("100/s", Duration::from_secs(1));

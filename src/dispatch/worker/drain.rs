@@ -1,9 +1,10 @@
 //! The end of a dispatcher: jobs that were not handed over are given back, sends in progress may end in time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::Worker;
 use crate::dispatch::Drained;
@@ -16,6 +17,9 @@ use crate::pace::Waiter;
 /// How long the source may take to stop.
 const CLOSING: Duration = Duration::from_secs(5);
 
+/// How long before the end answers that are successes are not waited for any more, so that their jobs can still be settled.
+const LAST_CALL: Duration = Duration::from_millis(500);
+
 /// How long the store may take to take back slots and the turn.
 const LEAVING: Duration = Duration::from_secs(1);
 
@@ -26,6 +30,7 @@ impl Worker {
         mut events: mpsc::UnboundedReceiver<Event>,
     ) -> Drained {
         let end = Instant::now() + self.flights.drain_timeout;
+        self.context.sending.closing().end_streams();
         let mut entries: Vec<Entry> = self.engine.drain();
         // The source is stopped first, or jobs that are given back would come straight back. What the store takes back
         // is of use to others only in time.
@@ -48,14 +53,35 @@ impl Worker {
         entries.into_iter().for_each(|entry| self.give_back(entry));
         self.report_drain(self.engine.release().sending());
 
+        let in_time = self.finish(&mut events, end).await;
+        self.context.meters.set_in_flight(0, 0, 0);
+        self.report_drain(0);
+        let unfinished = if in_time { 0 } else { self.flights.tasks.len() };
+        self.flights.abandon.cancel();
+        self.flights.tasks.wait().await;
+        while let Ok(event) = events.try_recv() {
+            event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+        }
+        Drained { unfinished }
+    }
+
+    /// Lets the sends in progress end, up to this instant; returns whether all have.
+    async fn finish(&mut self, events: &mut mpsc::UnboundedReceiver<Event>, end: Instant) -> bool {
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();
-        let in_time = loop {
+        let last_call = end - LAST_CALL.min(self.flights.drain_timeout / 2);
+        let sending = Arc::clone(&self.context.sending);
+        let mut is_last_call = false;
+        loop {
             tokio::select! {
                 biased;
                 // The last event of a flight comes before its end, and may begin another one, which parks the job.
                 Some(event) = events.recv() => {
                     event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
+                }
+                () = sleep_until(last_call), if !is_last_call => {
+                    is_last_call = true;
+                    sending.closing().end_answers();
                 }
                 ended = timeout_at(end, flights.wait()) => match (ended, events.try_recv()) {
                     (Ok(()), Ok(event)) => {
@@ -65,20 +91,11 @@ impl Worker {
                     (ended, event) => {
                         let entry = event.ok().and_then(Event::into_entry);
                         entry.into_iter().for_each(|entry| self.give_back(entry));
-                        break ended.is_ok();
+                        return ended.is_ok();
                     }
                 }
             }
-        };
-        self.context.meters.set_in_flight(0, 0, 0);
-        self.report_drain(0);
-        let unfinished = if in_time { 0 } else { flights.len() };
-        self.flights.abandon.cancel();
-        flights.wait().await;
-        while let Ok(event) = events.try_recv() {
-            event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
         }
-        Drained { unfinished }
     }
 
     /// Gives a job back to its broker. One that has been sent is parked until its next attempt is due, since a job

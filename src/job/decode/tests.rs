@@ -284,18 +284,31 @@ fn bodies_have_a_bound() {
 
 #[test]
 fn properties_that_are_no_header_values() {
-    for bad in ["a\r\nb", "é", "\0"] {
-        let content_type = Content { content_type: Some(bad.to_owned()), ..Content::default() };
-        let content_encoding = Content { content_encoding: Some(bad.to_owned()), ..Content::default() };
-        for content in [content_type, content_encoding] {
-            assert_eq!(reason(&Message { content, ..Message::default() }), Reason::MalformedHeader);
-        }
+    for bad in ["a\r\nb", "a\u{85}", "\0"] {
+        let content = Content { content_type: Some(bad.to_owned()), ..Content::default() };
+        assert_eq!(reason(&Message { content, ..Message::default() }), Reason::MalformedHeader);
     }
     // Some clients set every property to an empty text.
     let empty = || Some(String::new());
     let content = Content { content_type: empty(), content_encoding: empty(), ..Content::default() };
     let job = job(&Message { content, reply_to: empty(), ..Message::default() });
     assert_eq!((job.content, job.reply), (Content::default(), None));
+}
+
+/// What Spring AMQP, Celery and others put there is the charset, or how a text transports bytes.
+#[test]
+fn only_content_codings_become_content_encoding() {
+    let sent = |text: &str| {
+        let content = Content { content_encoding: Some(text.to_owned()), ..Content::default() };
+        job(&Message { content, ..Message::default() }).content.content_encoding
+    };
+    for codings in ["gzip", "GZIP", "br", "zstd", "deflate", "x-gzip", "gzip, br"] {
+        assert_eq!(sent(codings).as_deref(), Some(codings));
+    }
+    for other in ["UTF-8", "utf-8", "binary", "base64", "identity", "gzip, utf-8", "a\r\nb: c", "é", "gzip,"]
+    {
+        assert_eq!(sent(other), None, "{other}");
+    }
 }
 
 fn any_value() -> impl Strategy<Value = Value> {

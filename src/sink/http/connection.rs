@@ -40,8 +40,13 @@ impl Connection {
     pub(super) async fn new(io: impl Read + Write + Unpin + Send + 'static) -> hyper::Result<Self> {
         let upload = Arc::new(Upload::default());
         let io = Watched::new(io, Arc::clone(&upload));
-        let (sender, driver) =
-            Builder::new().max_headers(MAX_HEADERS).max_buf_size(MAX_HEAD).handshake(io).await?;
+        let (sender, driver) = Builder::new()
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD)
+            // Some old servers fold long fields over several lines, which RFC 9112 has clients unfold.
+            .allow_obsolete_multiline_headers_in_responses(true)
+            .handshake(io)
+            .await?;
         Ok(Self { sender, driver: Some(Box::pin(driver)), upload })
     }
 
@@ -62,18 +67,21 @@ impl Connection {
         .await
     }
 
-    /// The next piece of an answer's body; `None` at its end, and where it breaks off.
-    pub(super) async fn chunk(&mut self, body: &mut Incoming) -> Option<Bytes> {
+    /// The next piece of an answer's body; `None` at its end, and an error where it breaks off.
+    ///
+    /// Cancel safe.
+    pub(super) async fn chunk(&mut self, body: &mut Incoming) -> Option<hyper::Result<Bytes>> {
         poll_fn(|cx| {
             loop {
                 drive(&mut self.driver, cx);
                 match Pin::new(&mut *body).poll_frame(cx) {
                     // A frame of trailers is not a piece of the body: the next frame is polled.
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                        Ok(data) => return Poll::Ready(Some(data)),
+                        Ok(data) => return Poll::Ready(Some(Ok(data))),
                         Err(_) => continue,
                     },
-                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(None),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                    Poll::Ready(None) => return Poll::Ready(None),
                     Poll::Pending => return Poll::Pending,
                 }
             }

@@ -77,8 +77,8 @@ fn header(name: String, value: &str) -> Result<(HeaderName, HeaderValue), HttpEr
     if OWN.contains(&parsed.as_str()) {
         return Err(wrong("is set by paced itself; leave it out"));
     }
-    let mut value = HeaderValue::from_str(value)
-        .map_err(|_| wrong("has a value that no header may have; use visible ASCII"))?;
+    let mut value = HeaderValue::from_bytes(value.as_bytes())
+        .map_err(|_| wrong("has a value that no header may have; use visible text"))?;
     value.set_sensitive(true);
     Ok((parsed, value))
 }

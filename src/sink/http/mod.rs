@@ -1,6 +1,8 @@
 //! An HTTP sink: one HTTP/1.1 request per job, to one base URL.
 
 mod base;
+mod body;
+mod coding;
 mod connect;
 mod connection;
 mod credentials;
@@ -31,6 +33,7 @@ use super::{Handover, LastLook, Meaning, Outcome, Sink, Soon};
 use crate::job::{Job, shown};
 use crate::tls;
 
+use body::Answer;
 use connect::Unconnected;
 use connection::Outgoing;
 pub use error::HttpError;
@@ -40,7 +43,7 @@ pub use oauth2::{ClientAuth, OAuth2Client, OAuth2Options, check_token_url};
 pub use options::HttpOptions;
 use pool::Pool;
 use request::Basis;
-use response::{Answer, Wanted};
+use response::Wanted;
 pub use target::{ReadTarget, Target, TargetFiles, TargetTexts};
 
 /// The second in which the time limits of connections are written. In unit tests it is 1 000 s, so that these limits pass
@@ -147,6 +150,7 @@ impl HttpSink {
                     excerpt: self.keep_response,
                     answers: handover.answers,
                     repeats_unanswered: handover.repeats_unanswered,
+                    closing: handover.closing,
                 };
                 let (outcome, reusable) = response::outcome(answer, wanted).await;
                 pool.on_answered(reusable);

@@ -80,7 +80,11 @@ impl Proxy {
     {
         let request = self.connect(target).map_err(io::Error::other)?;
         let mut http = http1::Builder::new();
-        let handshake = http.max_buf_size(MAX_HEAD).handshake(stream).await;
+        let handshake = http
+            .max_buf_size(MAX_HEAD)
+            .allow_obsolete_multiline_headers_in_responses(true)
+            .handshake(stream)
+            .await;
         let (mut sender, connection) = handshake.map_err(|error| self.broken(target, &error))?;
         // Nothing but the status is kept: the connection ends with the rest of the answer, and with the sender.
         let answer = async move { sender.send_request(request).await.map(|answer| answer.status()) };

@@ -82,7 +82,8 @@ impl Basis {
         if let Some(value) = endpoint.forwarding_proxy().and_then(Proxy::authorization) {
             headers.insert(PROXY_AUTHORIZATION, value.clone());
         }
-        let id = text(&job.id).map_err(|()| (Reason::BadId, "the job's id is no header value".to_owned()))?;
+        let id = HeaderValue::from_str(&job.id)
+            .map_err(|_| (Reason::BadId, "the job's id is no header value".to_owned()))?;
         headers.insert(IDEMPOTENCY_KEY, id);
         Ok(headers)
     }
@@ -102,8 +103,9 @@ impl Endpoint {
     }
 }
 
+/// The value of a field, which may hold UTF-8.
 fn text(value: &str) -> Result<HeaderValue, ()> {
-    HeaderValue::from_str(value).map_err(|_| ())
+    HeaderValue::from_bytes(value.as_bytes()).map_err(|_| ())
 }
 
 fn malformed(name: &str) -> Refusal {

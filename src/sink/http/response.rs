@@ -1,53 +1,22 @@
-//! Classifies an answer. The status decides; the body is for replies and dead letters.
+//! Classifies an answer. The status decides; the body is for rules, replies and dead letters.
 
-use std::time::Duration;
-
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hyper::StatusCode;
-use hyper::body::{Body as _, Incoming};
-use hyper::header::{HeaderMap, SET_COOKIE};
-use tokio::time::{Instant, timeout_at};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, SET_COOKIE};
+use tokio::time::timeout_at;
 
-use super::SECOND;
+use super::body::{Answer, Decoded, End, MAX_BODY, Read, is_event_stream};
+use super::coding::CodingError;
 use super::meaning::{Answered, By, Decision, decide, needs_body};
 use super::pool::Aging;
 use crate::job::Reason;
-use crate::sink::{AnswerPolicy, MAX_ANSWER, MAX_EXCERPT, Meaning, Outcome, Receipt, Response, excerpt_len};
-
-/// The most bytes that are read of a body, for a reply or to reuse the connection.
-const MAX_BODY: usize = MAX_ANSWER;
-
-/// How long reading a body that no reply needs may take; beyond that a new connection is cheaper.
-pub(super) const LONGEST_DRAIN: Duration = SECOND;
+use crate::sink::{AnswerPolicy, Closing, MAX_EXCERPT, Meaning, Outcome, Receipt, Response, excerpt_len};
 
 /// The most headers of a reply.
 const MAX_HEADERS: usize = 64;
 
 /// The most bytes of a reply's headers, names and values together.
 const MAX_HEADER_BYTES: usize = 8 * 1024;
-
-/// An answer whose head has arrived.
-pub(super) struct Answer {
-    pub(super) head: hyper::Response<Incoming>,
-    /// The connection on which its body arrives.
-    pub(super) aging: Aging,
-    /// The end of the request's time-out.
-    pub(super) deadline: Instant,
-}
-
-impl Answer {
-    /// The next piece of the body, if there is one and it arrives by then.
-    async fn chunk(&mut self, by: Instant) -> Option<Bytes> {
-        if self.is_read() {
-            return None;
-        }
-        timeout_at(by, self.aging.connection.chunk(self.head.body_mut())).await.ok()?
-    }
-
-    fn is_read(&self) -> bool {
-        self.head.body().is_end_stream()
-    }
-}
 
 /// What is wanted of the body of an answer.
 pub(super) struct Wanted<'a> {
@@ -59,46 +28,137 @@ pub(super) struct Wanted<'a> {
     pub(super) answers: &'a AnswerPolicy,
     /// Whether an earlier attempt ended without an answer.
     pub(super) repeats_unanswered: bool,
+    /// When no more is waited for.
+    pub(super) closing: &'a Closing,
 }
 
 /// The outcome of `answer`, and its connection if it can be used again.
 ///
-/// An answer may come before its request was written. A 2xx, and what a rule takes for a delivery, counts only once the request
-/// is written: a part of a job is no delivery, whatever the server answers. Any other status is the answer, whether or not the rest of the request is
-/// written; the beginning of its body is waited for within [`LONGEST_DRAIN`].
+/// A success is read to its end, or up to the time-out: an API may undo its work when its caller goes, and only the end shows
+/// that it is done. One that breaks off is no answer. An answer may come before its request was written. A 2xx, and what a
+/// rule takes for a delivery, counts only once the request is written: a part of a job is no delivery, whatever the server
+/// answers. Any other status is the answer, whether or not the rest of the request is written; the beginning of its body is
+/// waited for within [`LONGEST_DRAIN`](super::body::LONGEST_DRAIN).
 pub(super) async fn outcome(mut answer: Answer, wanted: Wanted<'_>) -> (Outcome, Option<Aging>) {
-    let (status, headers) = (answer.head.status(), answer.head.headers());
-    let is_kept = wanted.reply || needs_body(wanted.answers, status, headers);
-    let kept = if is_kept { Some(keep(&mut answer).await) } else { None };
-    let body = kept.as_ref().map(|kept| &kept.body[..]);
-    let answered = Answered::new(status, answer.head.headers(), body).repeating(wanted.repeats_unanswered);
-    let decision = decide(wanted.answers, &answered);
+    let status = answer.head.status();
+    let is_kept = wanted.reply || needs_body(wanted.answers, status, answer.head.headers());
+    let decided = |headers: &HeaderMap, body: Option<&[u8]>| {
+        let answered = Answered::new(status, headers, body);
+        decide(wanted.answers, &answered.repeating(wanted.repeats_unanswered))
+    };
+    let by_head = if is_kept { None } else { Some(decided(answer.head.headers(), None)) };
+    // What the head alone says is no success need not end.
+    let reads_on = status.is_success() && by_head.is_none_or(|decision| decision.is == Meaning::Delivered);
+    let read = match (reads_on, is_kept) {
+        (true, _) => Some(answer.read_on(if is_kept { MAX_BODY } else { 0 }, wanted.closing).await),
+        (false, true) => Some(answer.keep().await),
+        (false, false) => None,
+    };
+    let mut remark = Remark::default();
+    let body = match &read {
+        Some(read) if is_kept => Some(remark.decoded(read, answer.head.headers(), MAX_BODY).await),
+        _ => None,
+    };
+    // One that cannot be decoded may be plain, and its field wrong: then a rule reads it too.
+    let with_body = || decided(answer.head.headers(), body.as_ref().map(|body| &body.body[..]));
+    let decision = by_head.unwrap_or_else(with_body);
     let is_delivery = decision.is == Meaning::Delivered;
-    if (status.is_success() || is_delivery)
-        && let Err(cut_off) = finish_sending(&mut answer).await
-    {
+    if let Err(cut_off) = count_delivery(&mut answer, read.as_ref(), is_delivery).await {
         return (cut_off, None);
     }
+    if is_delivery && status.is_success() {
+        remark.end(read.as_ref());
+    }
     let is_sent = answer.aging.connection.has_sent();
-    // A delivery makes no dead letter: nothing is copied of its body.
-    let most = if wanted.excerpt && !is_delivery { MAX_EXCERPT } else { 0 };
-    let excerpt = match &kept {
-        Some(kept) if most > 0 => Bytes::copy_from_slice(&kept.body[..excerpt_len(&kept.body)]),
-        Some(_) => Bytes::new(),
-        None => drain(&mut answer, is_sent, most).await,
+    let wants_excerpt = wanted.excerpt && !is_delivery;
+    let excerpt = match (&body, &read) {
+        (Some(body), _) if wants_excerpt => Bytes::copy_from_slice(&body.body[..excerpt_len(&body.body)]),
+        (None, None) => {
+            let room = if wants_excerpt { excerpt_room(answer.head.headers()) } else { 0 };
+            let read = answer.drain(is_sent, room).await;
+            remark.excerpt(&read, answer.head.headers()).await
+        }
+        _ => Bytes::new(),
     };
-    let status = answer.head.status().as_u16();
-    let response = match kept {
-        Some(kept) if wanted.reply => Some(Response { excerpt, ..kept }),
+    let response = match body {
+        Some(body) if wanted.reply => Some(Response { excerpt, ..kept(&answer.head, body) }),
         _ if excerpt.is_empty() => None,
-        _ => Some(Response { status, excerpt, ..Response::default() }),
+        _ => Some(Response { status: status.as_u16(), excerpt, ..Response::default() }),
     };
-    let outcome = judged(answer.head.status(), decision, response);
+    let outcome = judged(status, decision, response, remark);
     let Answer { head, mut aging, .. } = answer;
     // The rest of the body stays unread, so the connection ends.
     drop(head);
     let is_reusable = is_sent && aging.connection.is_idle();
     (outcome, is_reusable.then_some(aging))
+}
+
+/// How much is kept of a body for an excerpt: of one that is coded as much as may be decoded.
+fn excerpt_room(headers: &HeaderMap) -> usize {
+    if headers.contains_key(CONTENT_ENCODING) { MAX_BODY } else { MAX_EXCERPT }
+}
+
+/// Whether a success, or what a rule takes for a delivery, counts: the request is written, and the answer of a delivery did
+/// not break off. The error is the outcome otherwise.
+async fn count_delivery(answer: &mut Answer, read: Option<&Read>, is_delivery: bool) -> Result<(), Outcome> {
+    let status = answer.head.status();
+    if status.is_success() || is_delivery {
+        finish_sending(answer).await?;
+    }
+    let is_whole = !status.is_success() || is_event_stream(answer.head.headers());
+    match read {
+        Some(Read { end: End::Broken(why), .. }) if is_delivery && !is_whole => {
+            let detail = format!("the answer {status} broke off: {why}");
+            Err(Outcome::Retry { reason: "connection", detail, status: None, after: None, response: None })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What people should know of an answer besides what it means.
+#[derive(Default)]
+struct Remark(Vec<String>);
+
+impl Remark {
+    /// The body as it was meant, `most` bytes at most; one that cannot be decoded stays as it is, which is noted.
+    async fn decoded(&mut self, read: &Read, headers: &HeaderMap, most: usize) -> Decoded {
+        match read.decode(headers, most).await {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                self.note(error);
+                read.as_it_is(most)
+            }
+        }
+    }
+
+    /// The beginning of the body, for a dead letter.
+    async fn excerpt(&mut self, read: &Read, headers: &HeaderMap) -> Bytes {
+        if read.start.is_empty() {
+            return Bytes::new();
+        }
+        // A few bytes more show whether the last character is whole.
+        let Decoded { body, .. } = self.decoded(read, headers, MAX_EXCERPT + 4).await;
+        Bytes::copy_from_slice(&body[..excerpt_len(&body)])
+    }
+
+    /// Notes that the answer of a delivery did not end, as that of a stream of events need not.
+    fn end(&mut self, read: Option<&Read>) {
+        match read.map(|read| &read.end) {
+            Some(End::Cut) => {
+                self.0.push("its answer had not ended when it was no longer waited for".to_owned());
+            }
+            Some(End::Broken(why)) => self.0.push(format!("its stream of events broke off: {why}")),
+            Some(End::Whole) | None => {}
+        }
+    }
+
+    fn note(&mut self, error: CodingError) {
+        self.0.push(format!("the body of its answer is taken as it is: {error}"));
+    }
+
+    fn text(self) -> Option<String> {
+        (!self.0.is_empty()).then(|| self.0.join("; "))
+    }
 }
 
 /// Waits until the whole request is written; the error is the outcome of a failed attempt.
@@ -119,7 +179,7 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
 }
 
 /// The outcome of an answer with this status, about which this was decided.
-fn judged(status: StatusCode, decision: Decision, response: Option<Response>) -> Outcome {
+fn judged(status: StatusCode, decision: Decision, response: Option<Response>, remark: Remark) -> Outcome {
     let Decision { is, wait, by } = decision;
     let (code, mut detail) = (status.as_u16(), format!("the downstream answered {status}"));
     if let By::Rule(_) = by {
@@ -127,10 +187,15 @@ fn judged(status: StatusCode, decision: Decision, response: Option<Response>) ->
     } else if is == Meaning::Dead && status.is_redirection() {
         detail.push_str("; redirects are not followed, set `base_url` to their target");
     }
+    let remark = remark.text();
+    if let Some(remark) = remark.as_ref().filter(|_| is != Meaning::Delivered) {
+        detail.push_str("; ");
+        detail.push_str(remark);
+    }
     match is {
         Meaning::Delivered => {
             let response = response.unwrap_or_else(|| Response { status: code, ..Response::default() });
-            Outcome::Delivered(Receipt { response, rest: wait })
+            Outcome::Delivered(Receipt { response, rest: wait, remark })
         }
         Meaning::Throttled => {
             Outcome::Throttled { detail, status: code, after: wait, is_final: false, response }
@@ -146,48 +211,19 @@ fn judged(status: StatusCode, decision: Decision, response: Option<Response>) ->
     }
 }
 
-/// The response for a reply. A body that breaks off is kept as far as it arrived: the status was the answer, and a
-/// repeated request would do the work twice.
-async fn keep(answer: &mut Answer) -> Response {
-    let headers = kept_headers(answer.head.headers());
-    let mut body = BytesMut::new();
-    while body.len() < MAX_BODY
-        && let Some(chunk) = answer.chunk(answer.deadline).await
-    {
-        let room = MAX_BODY - body.len();
-        body.extend_from_slice(&chunk[..chunk.len().min(room)]);
-    }
-    let (status, body) = (answer.head.status().as_u16(), Bytes::from(body));
-    Response { status, headers, body, ..Response::default() }
-}
-
-/// Reads the body to its end, so that the connection can be used again, unless the end is far or the request is not written
-/// yet; returns the beginning of the body, `most` bytes at most. What does not come in time is no error: the connection
-/// is closed instead.
-async fn drain(answer: &mut Answer, is_sent: bool, most: usize) -> Bytes {
-    let is_near = is_sent && answer.head.body().size_hint().lower() <= MAX_BODY as u64;
-    let mut room = if is_near { MAX_BODY } else { most };
-    if room == 0 || answer.is_read() {
-        return Bytes::new();
-    }
-    let by = answer.deadline.min(Instant::now() + LONGEST_DRAIN);
-    let mut start = BytesMut::new();
-    while room > 0
-        && let Some(chunk) = answer.chunk(by).await
-    {
-        // It is copied, since a chunk may hold much more memory than its beginning has bytes.
-        start.extend_from_slice(&chunk[..chunk.len().min(most - start.len())]);
-        room = room.saturating_sub(chunk.len());
-    }
-    start.truncate(excerpt_len(&start));
-    start.freeze()
+/// The response for a reply. One that was decoded has neither the codings nor the length of what was sent.
+fn kept<B>(head: &hyper::Response<B>, Decoded { body, was_coded }: Decoded) -> Response {
+    let is_kept = |name: &HeaderName| !(was_coded && (*name == CONTENT_ENCODING || *name == CONTENT_LENGTH));
+    let headers = kept_headers(head.headers(), is_kept);
+    Response { status: head.status().as_u16(), headers, body, ..Response::default() }
 }
 
 /// The text headers in lower case, within the bounds; cookies are left out, as they do not concern the requester.
-fn kept_headers(headers: &HeaderMap) -> Vec<(String, String)> {
+fn kept_headers(headers: &HeaderMap, is_kept: impl Fn(&HeaderName) -> bool) -> Vec<(String, String)> {
     let mut room = MAX_HEADER_BYTES;
-    let texts = headers.iter().filter(|(name, _)| *name != SET_COOKIE);
-    let texts = texts.filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)));
+    let texts = headers.iter().filter(|(name, _)| *name != SET_COOKIE && is_kept(name));
+    let texts =
+        texts.filter_map(|(name, value)| Some((name.as_str(), str::from_utf8(value.as_bytes()).ok()?)));
     texts
         .take(MAX_HEADERS)
         .take_while(|(name, value)| {

@@ -8,16 +8,18 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 use crate::job::{Content, Reason, ReplyTo, Request, Times};
-use crate::sink::{AnswerPolicy, AnswerRule, BodyMatch, Meaning, Peer, Receipt, Response, Statuses};
+use crate::sink::{AnswerPolicy, AnswerRule, BodyMatch, Closing, Meaning, Peer, Receipt, Response, Statuses};
 
 mod age;
 mod body;
+mod coded;
 mod excerpt;
 mod oauth2;
 mod outcomes;
 mod proxy;
 mod secrets;
 mod server;
+mod streams;
 mod tls;
 mod upload;
 mod warm;
@@ -39,7 +41,18 @@ impl HttpSink {
 
     /// [`HttpSink::send_by`], which notes the host there.
     async fn send_to(&self, job: &Job, answers: &AnswerPolicy, peer: &Peer) -> Outcome {
-        self.release(job, Handover { look: &|| true, answers, repeats_unanswered: false, peer }).await
+        self.send_until(job, (answers, peer), &Closing::default()).await
+    }
+
+    /// [`HttpSink::send_to`], until its dispatcher closes.
+    async fn send_until(
+        &self,
+        job: &Job,
+        (answers, peer): (&AnswerPolicy, &Peer),
+        closing: &Closing,
+    ) -> Outcome {
+        self.release(job, Handover { look: &|| true, answers, repeats_unanswered: false, peer, closing })
+            .await
     }
 
     /// The outcome of a job, and the host that it went to.
@@ -140,7 +153,7 @@ fn pair(name: &str, value: &str) -> (String, String) {
 }
 
 fn delivered(outcome: Outcome) -> Response {
-    let Outcome::Delivered(Receipt { response, rest: None }) = outcome else { panic!("{outcome:?}") };
+    let Outcome::Delivered(Receipt { response, rest: None, .. }) = outcome else { panic!("{outcome:?}") };
     response
 }
 

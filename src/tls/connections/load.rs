@@ -13,6 +13,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::error::{TlsError, TlsProblem};
 use super::pinned::Pinned;
+use super::trusted::Trusted;
 use super::validity::Validity;
 use crate::tls::{ServerTlsOptions, TlsOptions};
 
@@ -48,7 +49,13 @@ pub(super) fn client_config(
             let pinned = Arc::new(Pinned::new(chain.swap_remove(0), provider));
             builder.dangerous().with_custom_certificate_verifier(pinned)
         }
-        (None, Some(file)) => builder.with_root_certificates(authorities(CA_FILE, file)?),
+        (None, Some(file)) => {
+            let certificates = certificates(CA_FILE, file)?;
+            let roots = roots(CA_FILE, file, &certificates)?;
+            let trusted = Trusted::new(certificates, roots, provider);
+            let trusted = trusted.map_err(|error| unusable(CA_FILE, Some(file), &error))?;
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(trusted))
+        }
         (None, None) => builder.with_root_certificates(system()?),
     };
     let (mut config, validity) = match (&options.cert_file, &options.key_file) {
@@ -83,7 +90,8 @@ pub(super) fn server_config(
     let builder = match client_ca_file {
         None => builder.with_no_client_auth(),
         Some(file) => {
-            let roots = Arc::new(authorities(CLIENT_CA_FILE, file)?);
+            let certificates = certificates(CLIENT_CA_FILE, file)?;
+            let roots = Arc::new(roots(CLIENT_CA_FILE, file, &certificates)?);
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
             let verifier = verifier.build().map_err(|error| unusable(CLIENT_CA_FILE, Some(file), &error))?;
             builder.with_client_cert_verifier(verifier)
@@ -117,12 +125,16 @@ pub(super) fn server_name(name: &str) -> Option<ServerName<'static>> {
     ServerName::try_from(name.trim_matches(['[', ']']).to_owned()).ok()
 }
 
-/// The authorities in a file.
-fn authorities(key: &'static str, file: &Path) -> Result<RootCertStore, TlsError> {
+/// The authorities that these certificates of a file are of.
+fn roots(
+    key: &'static str,
+    file: &Path,
+    certificates: &[CertificateDer<'static>],
+) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(key, file)? {
+    for certificate in certificates {
         roots
-            .add(certificate)
+            .add(certificate.clone())
             .map_err(|error| TlsError::new(key, Some(file), TlsProblem::Malformed(error.to_string())))?;
     }
     Ok(roots)

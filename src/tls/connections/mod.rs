@@ -9,6 +9,7 @@ mod replaced;
 mod server;
 mod stream;
 mod transport;
+mod trusted;
 mod validity;
 
 pub use client::Tls;

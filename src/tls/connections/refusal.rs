@@ -6,10 +6,15 @@ use std::io;
 use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError};
 
+use super::trusted::is_of_authority;
 use crate::tls::TlsOptions;
 
 /// The most names of a certificate that are shown.
 const MOST_NAMES: usize = 4;
+
+/// What a server also means by an alert that names no reason.
+const OR_CIPHERS: &str =
+    "or it has no cipher in common with paced, which wants TLS 1.3, or TLS 1.2 with forward secrecy (ECDHE)";
 
 /// Why one side refuses the other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,14 +37,31 @@ pub(crate) enum Refusal {
     NotYetValid { until: String },
     #[error("the server's certificate was revoked; renew it")]
     Revoked,
+    #[error(
+        "the server's certificate is one of an authority (CA:TRUE, as `openssl req -x509` makes them), and is not itself \
+         {trusted}; put it into ca_file, or make one with CA:FALSE"
+    )]
+    OfAuthority { trusted: String },
     #[error("the server's certificate is not acceptable ({0}); renew it")]
     OtherCertificate(String),
     #[error("the server requires a client certificate; set cert_file and key_file")]
     ClientCertificateMissing,
     #[error(
-        "the server refuses the handshake, maybe since it requires a client certificate (cert_file, key_file)"
+        "the server refuses the handshake ({alert}): maybe it requires a client certificate (cert_file, key_file), {or}",
+        or = OR_CIPHERS
     )]
-    PerhapsClientCertificate,
+    PerhapsClientCertificate { alert: String },
+    #[error(
+        "the server refuses the handshake ({alert}): maybe it does not accept the client certificate in cert_file, \
+         {or}",
+        or = OR_CIPHERS
+    )]
+    PerhapsThisCertificate { alert: String },
+    #[error(
+        "the server and paced have no version or no cipher of TLS in common ({0}); have the server speak TLS 1.3, or TLS 1.2 \
+         with forward secrecy (ECDHE) and AES-GCM or ChaCha20"
+    )]
+    NothingInCommon(String),
     #[error(
         "the server does not trust the authority of the client certificate in cert_file; use one that it trusts"
     )]
@@ -102,7 +124,8 @@ impl Refusal {
         matches!(
             self,
             Self::ClientCertificateMissing
-                | Self::PerhapsClientCertificate
+                | Self::PerhapsClientCertificate { .. }
+                | Self::PerhapsThisCertificate { .. }
                 | Self::ClientAuthorityUnknown
                 | Self::ClientCertificateExpired
                 | Self::ClientCertificateRefused(_)
@@ -113,6 +136,7 @@ impl Refusal {
     pub(super) fn of(error: &rustls::Error, options: &TlsOptions, wanted: &str) -> Self {
         match error {
             rustls::Error::InvalidCertificate(error) => Self::of_certificate(error, options, wanted),
+            rustls::Error::PeerIncompatible(why) => Self::NothingInCommon(format!("{why:?}")),
             rustls::Error::AlertReceived(alert) => Self::of_alert(*alert, options.cert_file.is_some()),
             rustls::Error::InvalidMessage(
                 rustls::InvalidMessage::InvalidContentType | rustls::InvalidMessage::UnknownProtocolVersion,
@@ -125,9 +149,11 @@ impl Refusal {
     /// well have failed, and may have taken what was sent to it.
     pub(super) fn ended(error: &io::Error, shows_certificate: bool) -> Self {
         let perhaps = if shows_certificate {
-            "perhaps it does not accept the client certificate in cert_file; its log may say why"
+            "perhaps it does not accept the client certificate in cert_file, or has no cipher or version of TLS in common \
+             with paced; its log may say why"
         } else {
-            "perhaps it requires a client certificate (cert_file, key_file); its log may say why"
+            "perhaps it requires a client certificate (cert_file, key_file), or has no cipher or version of TLS in common \
+             with paced; its log may say why"
         };
         Self::ClosedWithoutAlert { error: error.to_string(), perhaps }
     }
@@ -159,6 +185,7 @@ impl Refusal {
                 Self::NotYetValid { until: format!(", but from {} on", instant(*not_before)) }
             }
             CertificateError::Revoked => Self::Revoked,
+            error if is_of_authority(error) => Self::OfAuthority { trusted: trusted() },
             other => Self::OtherCertificate(format!("{other:?}")),
         }
     }
@@ -167,8 +194,14 @@ impl Refusal {
         use AlertDescription as Alert;
         match (alert, has_certificate) {
             (Alert::CertificateRequired | Alert::NoCertificate, _) => Self::ClientCertificateMissing,
-            // Up to TLS 1.2 there is no alert that says so.
-            (Alert::HandshakeFailure | Alert::BadCertificate, false) => Self::PerhapsClientCertificate,
+            // Up to TLS 1.2 there is no alert that says so, and this one is sent for want of a cipher too.
+            (Alert::HandshakeFailure | Alert::BadCertificate, false) => {
+                Self::PerhapsClientCertificate { alert: format!("{alert:?}") }
+            }
+            (Alert::HandshakeFailure, true) => Self::PerhapsThisCertificate { alert: format!("{alert:?}") },
+            (Alert::ProtocolVersion | Alert::InsufficientSecurity, _) => {
+                Self::NothingInCommon(format!("{alert:?}"))
+            }
             (Alert::UnknownCA, true) => Self::ClientAuthorityUnknown,
             (Alert::CertificateExpired, true) => Self::ClientCertificateExpired,
             (

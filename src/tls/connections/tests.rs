@@ -3,6 +3,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rcgen::KeyPair;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -12,7 +13,7 @@ use tempfile::tempdir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio_rustls::TlsAcceptor;
 
-use super::authority::{Authority, Issued, put};
+use super::authority::{Authority, Issued, put, self_signed};
 use super::*;
 use crate::tls::TlsOptions;
 
@@ -127,6 +128,99 @@ async fn a_pinned_certificate_is_trusted_and_no_other() {
     greet(&tls, "127.0.0.1", &server(&next, None, BOTH)).await.unwrap();
     let missing = Tls::load(TlsOptions::default().with_pinned_file(path.join("none"))).unwrap_err();
     assert_eq!(missing.key(), "pinned_file");
+}
+
+/// The file may hold the server's own certificate, although it is one of an authority.
+#[tokio::test]
+async fn a_certificate_that_signed_itself_is_accepted_if_it_is_the_very_one_in_ca_file() {
+    const LATE: (i32, u8, u8) = (2049, 1, 1);
+    let folder = tempdir().unwrap();
+    let key = KeyPair::generate().unwrap();
+    let issued = self_signed(&["localhost"], &key, LATE);
+    let ours = Authority::new("ours");
+    let both = put(folder.path(), "ca.pem", &format!("{}{}", ours.pem, issued.certificate));
+    let trusting = |name: &str, issued: &Issued| {
+        let file = put(folder.path(), name, &issued.certificate);
+        Tls::load(TlsOptions::default().with_ca_file(file)).unwrap()
+    };
+    let tls = Tls::load(TlsOptions::default().with_ca_file(both)).unwrap();
+    let expired = self_signed(&["localhost"], &key, (2021, 1, 1));
+    let same_key = self_signed(&["localhost"], &key, (2048, 1, 1));
+    let stranger = self_signed(&["localhost"], &KeyPair::generate().unwrap(), LATE);
+    for versions in [BOTH, OLD] {
+        greet(&tls, "localhost", &server(&issued, None, versions)).await.unwrap();
+        greet(&tls, "localhost", &server(&ours.issue(&["localhost"]), None, versions)).await.unwrap();
+        for (tls, host, server, expected) in [
+            (&tls, "127.0.0.1", server(&issued, None, versions), "is for localhost, not for 127.0.0.1"),
+            (
+                &trusting("expired.pem", &expired),
+                "localhost",
+                server(&expired, None, versions),
+                "expired at 2021-01-01T00:00:00Z",
+            ),
+            (&tls, "localhost", server(&same_key, None, versions), "is one of an authority (CA:TRUE"),
+            (&tls, "localhost", server(&stranger, None, versions), "is one of an authority (CA:TRUE"),
+            (&tls, "localhost", impostor(&issued, &stranger, versions), ""),
+        ] {
+            let error = greet(tls, host, &server).await.unwrap_err();
+            assert!(error.to_string().contains(expected), "{expected}: {error}");
+        }
+    }
+}
+
+/// So may it hold one that an authority has signed which it does not hold.
+#[tokio::test]
+async fn a_certificate_in_ca_file_needs_no_authority_there() {
+    let folder = tempdir().unwrap();
+    let theirs = Authority::new("theirs");
+    let trusting = |name: &str, issued: &Issued| {
+        let file = put(folder.path(), name, &issued.certificate);
+        Tls::load(TlsOptions::default().with_ca_file(file)).unwrap()
+    };
+    let issued = theirs.issue(&["localhost"]);
+    let tls = trusting("leaf.pem", &issued);
+    let expired = theirs.issue_expired(&["localhost"]);
+    let other = theirs.issue(&["localhost"]);
+    for versions in [BOTH, OLD] {
+        greet(&tls, "localhost", &server(&issued, None, versions)).await.unwrap();
+        for (tls, host, server, expected) in [
+            (&tls, "127.0.0.1", server(&issued, None, versions), "is for localhost, not for 127.0.0.1"),
+            (
+                &trusting("old.pem", &expired),
+                "localhost",
+                server(&expired, None, versions),
+                "expired at 2021-01-01T00:00:00Z",
+            ),
+            (&tls, "localhost", server(&other, None, versions), "an authority that is not in ca_file"),
+            (&tls, "localhost", impostor(&issued, &other, versions), ""),
+        ] {
+            let error = greet(tls, host, &server).await.unwrap_err();
+            assert!(error.to_string().contains(expected), "{expected}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_may_be_about_ciphers_or_versions_says_so() {
+    let folder = tempdir().unwrap();
+    let ours = Authority::new("ours");
+    let plain = Tls::load(trusting(folder.path(), &ours)).unwrap();
+    let shows = with_certificate(trusting(folder.path(), &ours), folder.path(), &ours.issue(&["paced"]));
+    let shows = Tls::load(shows).unwrap();
+    const CIPHERS: &str =
+        "no cipher in common with paced, which wants TLS 1.3, or TLS 1.2 with forward secrecy";
+    // handshake_failure, protocol_version, insufficient_security
+    for (tls, alert, expected) in [
+        (&plain, 40, ["maybe it requires a client certificate", CIPHERS]),
+        (&shows, 40, ["maybe it does not accept the client certificate in cert_file", CIPHERS]),
+        (&plain, 70, ["no version or no cipher of TLS in common (ProtocolVersion)", "TLS 1.3"]),
+        (&shows, 71, ["no version or no cipher of TLS in common (InsufficientSecurity)", "ECDHE"]),
+    ] {
+        let (near, mut far) = duplex(64 * 1024);
+        far.write_all(&[21, 3, 3, 0, 2, 2, alert]).await.unwrap();
+        let error = tls.connect("localhost", near).await.unwrap_err().to_string();
+        assert!(expected.iter().all(|part| error.contains(part)), "{alert}: {error}");
+    }
 }
 
 #[tokio::test]

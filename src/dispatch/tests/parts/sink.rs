@@ -70,6 +70,8 @@ pub(in crate::dispatch) struct Secrets {
 struct Answers {
     scripts: Mutex<HashMap<String, VecDeque<Outcome>>>,
     rule: Rule,
+    /// Whether they are successes that never end, and then whether these are streams of events.
+    endless: Mutex<Option<bool>>,
 }
 
 /// What jobs are answered that have no script, by id; `None` delivers.
@@ -116,6 +118,11 @@ impl RecordingSink {
     /// Answers jobs by this rule, by their ids, unless they have a script; `None` delivers.
     pub(in crate::dispatch) fn answer_by(&self, rule: impl Fn(&str) -> Option<Outcome> + Send + 'static) {
         *self.answers.rule.0.lock().unwrap() = Some(Box::new(rule));
+    }
+
+    /// Answers every job with a success that never ends, or a stream of events.
+    pub(in crate::dispatch) fn answer_endlessly(&self, is_stream: bool) {
+        *self.answers.endless.lock().unwrap() = Some(is_stream);
     }
 
     pub(in crate::dispatch) fn ids(&self) -> Vec<String> {
@@ -182,6 +189,10 @@ impl Sink for RecordingSink {
             let flying = self.flying.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(flying, Ordering::SeqCst);
             tokio::time::sleep(self.takes).await;
+            let endless = *self.answers.endless.lock().unwrap();
+            if let Some(is_stream) = endless {
+                handover.closing.wait(is_stream).await;
+            }
             self.flying.fetch_sub(1, Ordering::SeqCst);
             let scripted =
                 self.answers.scripts.lock().unwrap().get_mut(&job.id).and_then(VecDeque::pop_front);

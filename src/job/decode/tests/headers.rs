@@ -12,9 +12,12 @@ fn request_headers_of_the_allow_list() {
     for name in ["http-x-other", "http-", "http-accept ", "http-x:y", "http-x-tag\r\n", "http-é"] {
         assert_eq!(reason(&with(name, text("x"))), Reason::HeaderNotAllowed, "{name}");
     }
-    for value in ["a\r\nX: y", "a\n", "\0", "\u{7f}", "é"] {
+    assert_eq!(sent("http-x-tag", text("Büro 東京")), [("x-tag".to_owned(), "Büro 東京".to_owned())]);
+    for value in ["a\r\nX: y", "a\n", "\0", "\u{7f}", "a\u{85}b"] {
         assert_eq!(reason(&with("http-x-tag", text(value))), Reason::MalformedHeader, "{value:?}");
     }
+    let latin1 = Value::Text(Bytes::from_static(b"caf\xe9"));
+    assert_eq!(reason(&with("http-x-tag", latin1)), Reason::MalformedHeader);
     for value in [Value::Float(1.0), Value::Bool(true), Value::Timestamp(1), Value::Other("table")] {
         assert_eq!(reason(&with("http-x-tag", value)), Reason::MalformedHeader);
     }
@@ -57,8 +60,14 @@ fn trace_context_passes_on_and_never_fails() {
     };
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     assert_eq!(job(&message).request.headers, [pair("traceparent", parent), pair("tracestate", "a=1, b=2")]);
-    for value in [text("a\r\nb"), text(""), text(&"x".repeat(1025)), Value::Integer(1), Value::Other("void")]
-    {
+    for value in [
+        text("a\r\nb"),
+        text("é"),
+        text(""),
+        text(&"x".repeat(1025)),
+        Value::Integer(1),
+        Value::Other("void"),
+    ] {
         assert!(job(&with("traceparent", value)).request.headers.is_empty());
     }
     let mut both = message;

@@ -194,7 +194,7 @@ impl TokenRoute {
         let answer = sent.map_err(|error| TokenError::Unreachable(chain(&error.into_error())))?;
         let (head, mut incoming) = answer.into_parts();
         let mut body = BytesMut::new();
-        while let Some(chunk) = connection.chunk(&mut incoming).await {
+        while let Some(Ok(chunk)) = connection.chunk(&mut incoming).await {
             if body.len() + chunk.len() > MAX_ANSWER {
                 return Err(TokenError::Unreadable("the answer has more than 64 KiB"));
             }

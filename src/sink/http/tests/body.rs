@@ -1,7 +1,6 @@
 //! The handling of the answer's body and headers.
 
-use super::super::response::LONGEST_DRAIN;
-use super::server::{full, streamed};
+use super::server::full;
 use super::*;
 
 #[tokio::test]
@@ -48,48 +47,6 @@ async fn a_reply_has_bounds() {
     assert_eq!(response.body.len(), 64 * 1024);
     let bytes: usize = response.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     assert!((7000..=8192).contains(&bytes), "{bytes}");
-}
-
-#[tokio::test]
-async fn a_body_that_never_ends_delays_nobody() {
-    let (pieces, response) = streamed(200);
-    let response = Mutex::new(Some(response));
-    let server =
-        Server::start(move |_| future::ready(response.lock().expect("no panic").take().expect("one"))).await;
-    pieces.send(Bytes::from_static(b"first")).expect("open");
-    let sink = HttpSink::new(HttpOptions { timeout: SECOND * 3600, ..options(&server.base) });
-    // Reading is given up long before the time-out.
-    let (sink, job) = (sink.expect("a sink"), job());
-    delivered(send_and_pass(&server, &sink, &job, LONGEST_DRAIN).await);
-    drop(pieces);
-}
-
-#[tokio::test]
-async fn a_body_that_breaks_off_is_still_an_answer() {
-    let (pieces, response) = streamed(200);
-    let response = Mutex::new(Some(response));
-    let server =
-        Server::start(move |_| future::ready(response.lock().expect("no panic").take().expect("one"))).await;
-    pieces.send(Bytes::from_static(b"first")).expect("open");
-    let short = HttpOptions { timeout: SECOND * 3, ..options(&server.base) };
-    let (sink, job) = (HttpSink::new(short).expect("a sink"), with_reply());
-    let response = delivered(send_and_pass(&server, &sink, &job, SECOND * 3).await);
-    assert_eq!(&response.body[..], b"first");
-    drop(pieces);
-}
-
-#[tokio::test]
-async fn a_huge_body_is_not_read() {
-    // The body is announced and never sent, so a client that waited for it would wait for ever.
-    let server = Server::start(|_| {
-        let (pieces, mut response) = streamed(200);
-        response.headers_mut().insert("content-length", "99999999999".parse().expect("a value"));
-        pieces.send(Bytes::from_static(b"x")).expect("open");
-        std::mem::forget(pieces);
-        future::ready(response)
-    })
-    .await;
-    delivered(sink(&server.base).send(&job()).await);
 }
 
 #[tokio::test]

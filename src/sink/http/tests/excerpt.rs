@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::super::response::LONGEST_DRAIN;
+use super::super::body::LONGEST_DRAIN;
 use super::server::{Body, full, streamed};
 use super::*;
 use crate::sink::MAX_EXCERPT;

@@ -41,7 +41,7 @@ async fn statuses_by_class() {
         *next.lock().expect("no panic") = status;
         let outcome = sink.send(&job()).await;
         let (found, code) = match outcome {
-            Outcome::Delivered(Receipt { response, rest: None }) => ("delivered", Some(response.status)),
+            Outcome::Delivered(Receipt { response, rest: None, .. }) => ("delivered", Some(response.status)),
             Outcome::Retry { reason: "status", status, response: None, after: None, detail } => {
                 assert!(detail.contains(&code(status)), "{detail}");
                 ("retry", status)

@@ -58,7 +58,6 @@ async fn an_early_2xx_waits_for_the_rest_of_its_request() {
         "content-length: 0\r\n\r\n",
         "content-length: 0\r\nconnection: close\r\n\r\n",
         "transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-        "content-length: 99999999999\r\n\r\nthe beginning",
     ] {
         let (is_half_read, half_read) = oneshot::channel();
         let (resume, resumed) = oneshot::channel();
@@ -75,7 +74,6 @@ async fn an_early_2xx_waits_for_the_rest_of_its_request() {
             (outcome, _) = &mut outcome => panic!("{head}: {outcome:?}"),
             () = async {
                 half_read.await.expect("no panic");
-                // This takes much longer than reading the rest of an unwanted body may take.
                 for _ in 0..10 {
                     pass(SECOND * 10).await;
                     tokio::task::yield_now().await;
