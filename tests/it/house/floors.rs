@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::structure::{Names, Structure, root};
+use super::structure::{Names, USES, root};
 
 /// The folders of the table, each with all that it may use: what its row names, and what those may use.
 fn floors() -> BTreeMap<String, BTreeSet<String>> {
@@ -30,13 +30,13 @@ fn floors() -> BTreeMap<String, BTreeSet<String>> {
 
 #[test]
 fn each_folder_uses_only_what_is_below_it() {
-    let (structure, floors) = (Structure::read(), floors());
+    let floors = floors();
     let mut wrong = Vec::new();
     let mut folders = BTreeSet::new();
-    for module in structure.modules().filter(|module| !module.names.is_empty()) {
+    for module in USES.iter().filter(|module| !module.names.is_empty()) {
         let folder = &module.names[0];
         folders.insert(folder.clone());
-        for (used, paths) in structure.uses(module) {
+        for (used, paths) in &module.uses {
             // The root passes on what lies in the folders, and has nothing of its own but macros of the build.
             let Some(other) = used.first() else { continue };
             if other != folder && !floors.get(folder).is_some_and(|may_use| may_use.contains(other)) {
@@ -51,17 +51,16 @@ fn each_folder_uses_only_what_is_below_it() {
 /// A file and the folder of its name are one here. Files may use what the file of their folder has, and it may use them.
 #[test]
 fn files_beside_each_other_do_not_use_each_other_in_a_circle() {
-    let structure = Structure::read();
     let mut uses = BTreeMap::<Names, BTreeMap<Names, BTreeSet<String>>>::new();
-    for module in structure.modules() {
-        for (used, paths) in structure.uses(module) {
-            let common = module.names.iter().zip(&used).take_while(|(one, other)| one == other).count();
+    for module in USES.iter() {
+        for (used, paths) in &module.uses {
+            let common = module.names.iter().zip(used).take_while(|(one, other)| one == other).count();
             // One is the file of the folder in which the other one is.
             if common == module.names.len() || common == used.len() {
                 continue;
             }
             let (from, to) = (module.names[..=common].to_vec(), used[..=common].to_vec());
-            uses.entry(from).or_default().entry(to).or_default().extend(paths);
+            uses.entry(from).or_default().entry(to).or_default().extend(paths.iter().cloned());
         }
     }
     // What nothing of is used by others is in no circle, and neither is what uses nothing: what is left is.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens as _;
@@ -10,11 +11,29 @@ use syn::{Attribute, Item, UseTree, Visibility};
 /// The path of a module, or of an item in one, from the root on, such as `store`, `redis`.
 pub(super) type Names = Vec<String>;
 
-/// A file, without what is for tests.
-pub(super) struct Module {
+/// The modules that a module uses, each with the paths that say so.
+pub(super) struct Uses {
     pub(super) names: Names,
     pub(super) file: PathBuf,
-    pub(super) items: Vec<Item>,
+    pub(super) uses: BTreeMap<Names, BTreeSet<String>>,
+}
+
+/// What each module uses, without what is for tests. To read it takes seconds, so that it is read once.
+pub(super) static USES: LazyLock<Vec<Uses>> = LazyLock::new(|| {
+    let structure = Structure::read();
+    let uses = |module: &Module| Uses {
+        names: module.names.clone(),
+        file: module.file.clone(),
+        uses: structure.uses(module),
+    };
+    structure.0.values().map(uses).collect()
+});
+
+/// A file, without what is for tests.
+struct Module {
+    names: Names,
+    file: PathBuf,
+    items: Vec<Item>,
     /// What the names that it imports or passes on stand for, and whether it passes them on.
     imports: BTreeMap<String, (Names, bool)>,
     /// The modules of which it imports or passes on everything.
@@ -22,7 +41,7 @@ pub(super) struct Module {
 }
 
 /// All modules that are not for tests. The library and the binary are one tree.
-pub(super) struct Structure(BTreeMap<Names, Module>);
+struct Structure(BTreeMap<Names, Module>);
 
 /// Returns the folder of the project.
 pub(super) fn root() -> &'static Path {
@@ -50,7 +69,7 @@ fn is_for_tests(item: &Item) -> bool {
 
 impl Structure {
     /// Reads all files, from the two roots on.
-    pub(super) fn read() -> Self {
+    fn read() -> Self {
         let mut all = BTreeMap::new();
         let mut waiting =
             vec![(Vec::new(), root().join("src/lib.rs")), (Vec::new(), root().join("src/main.rs"))];
@@ -84,13 +103,9 @@ impl Structure {
         Self(all)
     }
 
-    pub(super) fn modules(&self) -> impl Iterator<Item = &Module> {
-        self.0.values()
-    }
-
     /// Returns the modules that this one uses, each with the paths that say so. What a module only passes on counts as
     /// a use of the module where it is defined, by those who take it.
-    pub(super) fn uses(&self, module: &Module) -> BTreeMap<Names, BTreeSet<String>> {
+    fn uses(&self, module: &Module) -> BTreeMap<Names, BTreeSet<String>> {
         let mut paths = BTreeSet::new();
         for item in &module.items {
             if !matches!(item, Item::Use(_)) {

@@ -27,7 +27,7 @@ impl Admit for Room {
 
 /// Reads all input while the socket delivers pieces of random lengths, through buffers of random lengths.
 fn read(input: &[u8], room: &Arc<Room>, rng: &mut Rng) -> Vec<u8> {
-    let most = 1 << rng.u32(1..16);
+    let most = 1 << rng.u32(1..14);
     let mut rest = input;
     let mut pieces = Vec::new();
     while !rest.is_empty() {
@@ -38,7 +38,7 @@ fn read(input: &[u8], room: &Arc<Room>, rng: &mut Rng) -> Vec<u8> {
     let admit = Arc::clone(room) as Arc<dyn Admit>;
     let mut stream = GuardedStream::new(Script::of(pieces), frame_max()).admitting(Some(admit));
     let (mut out, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
-    let mut buf = vec![0; 1 << rng.u32(1..16)];
+    let mut buf = vec![0; 1 << rng.u32(1..14)];
     loop {
         match Pin::new(&mut stream).poll_read(&mut cx, &mut buf) {
             Poll::Ready(Ok(0)) => return out,
@@ -55,12 +55,12 @@ fn header(channel: u16, body: usize) -> Vec<u8> {
     frame(HEADER, channel, &payload(body as u64, 1 << 7, &id))
 }
 
-/// A message whose body takes frames of 10 kB.
+/// A message whose body takes frames of 1 kB.
 fn message(channel: u16, body: usize) -> Vec<u8> {
     let body: Vec<u8> = (0..body).map(|n| (n % 251) as u8).collect();
     let mut bytes =
         [frame(METHOD, channel, &deliver(b"jobs", b"billing")), header(channel, body.len())].concat();
-    body.chunks(10_000).for_each(|part| bytes.extend_from_slice(&frame(BODY, channel, part)));
+    body.chunks(1_000).for_each(|part| bytes.extend_from_slice(&frame(BODY, channel, part)));
     bytes
 }
 
@@ -86,10 +86,10 @@ fn frames(mut bytes: &[u8]) -> Vec<&[u8]> {
 #[test]
 fn a_body_without_room_is_cut_however_its_bytes_come() {
     let beat = frame(HEARTBEAT, 0, &[]);
-    let (small, large) = (message(1, 25_000), message(2, 35_001));
+    let (small, large) = (message(1, 2_500), message(2, 3_501));
     let input = [&small[..], &large, &small, &message(2, 0), &large, &small].concat();
     for seed in 0..300 {
-        let room = Arc::new(Room { longest: 30_000, ..Room::default() });
+        let room = Arc::new(Room { longest: 3_000, ..Room::default() });
         let out = read(&input, &room, &mut Rng::with_seed(seed));
         let out = out.strip_prefix(&small[..]).expect("it has room");
         let first = frames(out)[..6].to_vec();
@@ -97,14 +97,13 @@ fn a_body_without_room_is_cut_however_its_bytes_come() {
         assert_eq!(*method, frame(METHOD, 2, &deliver(b"jobs", b"billing")));
         assert_eq!(
             mark(header),
-            (0, Some(Mark::Cut(35_001)), BasicProperties::default().with_headers(FieldTable::default()))
+            (0, Some(Mark::Cut(3_501)), BasicProperties::default().with_headers(FieldTable::default()))
         );
         assert!(beats.iter().all(|frame| *frame == beat), "one heartbeat for each frame, seed {seed}");
         let cut: usize = first.iter().map(|frame| frame.len()).sum();
         let rest = [&small[..], &message(2, 0), &out[..cut], &small].concat();
         assert_eq!(&out[cut..], rest, "seed {seed}");
-        let bodies: [(u16, u64); 6] =
-            [(1, 25_000), (2, 35_001), (1, 25_000), (2, 0), (2, 35_001), (1, 25_000)];
+        let bodies: [(u16, u64); 6] = [(1, 2_500), (2, 3_501), (1, 2_500), (2, 0), (2, 3_501), (1, 2_500)];
         assert_eq!(*room.asked.lock().unwrap(), bodies.map(|(channel, body)| (channel, body, false)));
         assert_eq!(*room.cut.lock().unwrap(), 8);
     }
