@@ -51,28 +51,40 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
         section.judge(WITH, ALONE, blocking(alone).await?, Bound::AtMost(500.0));
     }
     let without = unguarded()?;
+    let guarded = binary();
     for run in 1..=stage.runs {
-        let mut ratios = Vec::new();
-        for pair in 0..PAIRS {
-            eprintln!("  guard, run {run}, pair {}", pair + 1);
-            let guarded = binary();
-            let mut order = [(WITH, guarded.as_path()), (WITHOUT, without.as_path())];
-            if pair % 2 == 1 {
-                order.reverse();
-            }
-            let mut speeds = [0.0; 2];
-            for (which, binary) in order {
-                let (speed, cpu) = measure(stage, binary).await?;
-                section.note(which, SPEED, speed);
-                section.note(which, CPU, cpu);
-                speeds[usize::from(which == WITHOUT)] = speed;
-            }
-            ratios.push(speeds[0] / speeds[1]);
-        }
-        section.judge(WITH, RATIO, median(&ratios), Bound::AtLeast(0.95));
-        section.runs = run;
+        let ratio = take_turns(stage, &mut section, run, [(WITH, &guarded), (WITHOUT, &without)]).await?;
+        section.judge(WITH, RATIO, ratio, Bound::AtLeast(0.95));
     }
     Ok(section)
+}
+
+/// Measures two builds in turn, and returns the median of the pairs' ratios of their speeds.
+pub async fn take_turns(
+    stage: &Stage,
+    section: &mut Section,
+    run: usize,
+    builds: [(&'static str, &Path); 2],
+) -> Result<Option<f64>, String> {
+    let mut ratios = Vec::new();
+    for pair in 0..PAIRS {
+        eprintln!("  {}, run {run}, pair {}", section.name, pair + 1);
+        let mut order = [0, 1];
+        if pair % 2 == 1 {
+            order.reverse();
+        }
+        let mut speeds = [0.0; 2];
+        for which in order {
+            let (column, binary) = builds[which];
+            let (speed, cpu) = measure(stage, binary).await?;
+            section.note(column, SPEED, speed);
+            section.note(column, CPU, cpu);
+            speeds[which] = speed;
+        }
+        ratios.push(speeds[0] / speeds[1]);
+    }
+    section.runs = run;
+    Ok(median(&ratios))
 }
 
 /// Builds paced without the guard beside the one with it, which is then built again.

@@ -18,6 +18,7 @@ mod many;
 mod memory;
 mod metronome;
 mod newcomer;
+mod other;
 mod park;
 mod process;
 mod release;
@@ -29,6 +30,7 @@ mod stage;
 mod support;
 mod throughput;
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{Parser, ValueEnum};
@@ -45,6 +47,9 @@ struct Options {
     /// How often; figures are medians
     #[arg(long, default_value_t = FULL, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     runs: u8,
+    /// The program of another build of paced, which `other` measures beside this one
+    #[arg(long, value_name = "PATH")]
+    other: Option<PathBuf>,
     /// Put the result on docs/benchmarks.md, also that of some scenarios or of fewer runs
     #[arg(long)]
     write: bool,
@@ -80,6 +85,8 @@ enum Scenario {
     Park,
     /// The guard before the AMQP parser, beside a build without it
     Guard,
+    /// Another build of paced beside this one, named by --other; not among all
+    Other,
 }
 
 impl Scenario {
@@ -110,7 +117,7 @@ impl Scenario {
         guarding::NAME,
     ];
 
-    async fn run(self, stage: &Stage) -> Result<Section, String> {
+    async fn run(self, stage: &Stage, other: Option<&Path>) -> Result<Section, String> {
         match self {
             Self::Share => share::run(stage).await,
             Self::Embed => embed::run(stage).await,
@@ -123,6 +130,7 @@ impl Scenario {
             Self::Limits => limits::run(stage).await,
             Self::Park => park::run(stage).await,
             Self::Guard => guarding::run(stage).await,
+            Self::Other => other::run(stage, other).await,
         }
     }
 }
@@ -158,7 +166,7 @@ async fn measure(options: &Options) -> Result<bool, String> {
     let stage = Stage::build(usize::from(options.runs)).await?;
     let (mut sections, mut failed) = (Vec::new(), false);
     for scenario in scenarios {
-        match scenario.run(&stage).await {
+        match scenario.run(&stage, options.other.as_deref()).await {
             Ok(section) => {
                 println!("{}", report::table(&section));
                 sections.push(section);
