@@ -19,6 +19,7 @@ mod cold;
 mod embed;
 mod failover;
 mod many;
+mod nodes;
 mod park;
 mod rates;
 mod rig;

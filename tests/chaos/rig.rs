@@ -13,7 +13,7 @@ use crate::cold::late;
 use crate::support::api::{Api, stamp};
 use crate::support::daemon::{Output, Paced, message, run_cli, scratch};
 use crate::support::publish::Job;
-use crate::support::servers::{Redis, free_port, rabbit};
+use crate::support::servers::{Rabbit, Redis, free_port, rabbit, redis};
 use crate::support::site::Site;
 use crate::support::unique;
 use crate::verdict::{HandOver, Run};
@@ -89,9 +89,23 @@ impl Rig {
 
     /// Four replicas of this downstream, each of which finds the store at a URL of its own.
     pub(crate) async fn with(chaos: Chaos, downstream: &str, stores: [impl fmt::Display; REPLICAS]) -> Self {
+        let rig = Self::empty(chaos, rabbit().await.url(), stores[0].to_string(), downstream);
+        rig.filled(stores.map(|store| format!("store.url={store}"))).await
+    }
+
+    /// Four replicas of 200/s on the nodes of a cluster of brokers; jobs are published to the first one.
+    pub(crate) async fn between(chaos: Chaos, nodes: &[Rabbit]) -> Self {
+        let addresses: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        let all = format!("amqp.url=amqp://{}/%2f", addresses.join(","));
+        let (amqp, store) = (nodes[0].url(), redis().await.url());
+        let rig = Self::empty(chaos, amqp, store, &format!("rate = '{RATE}'"));
+        rig.filled([(); REPLICAS].map(|()| all.clone())).await
+    }
+
+    fn empty(chaos: Chaos, amqp: String, store: String, downstream: &str) -> Self {
         let site = Site {
-            amqp: rabbit().await.url(),
-            store: stores[0].to_string(),
+            amqp,
+            store,
             prefix: unique(chaos.name),
             api: Api::start(),
             // The windows are small enough that jobs are left for the others while one replica is cut off.
@@ -99,23 +113,21 @@ impl Rig {
             http: String::new(),
         };
         site.api.watch_stalls();
-        let (replicas, rate) = (Vec::new(), RATE.parse().unwrap());
-        let rig = Self {
+        Self {
             chaos,
             site,
-            replicas,
-            rate,
+            replicas: Vec::new(),
+            rate: RATE.parse().unwrap(),
             admin: free_port(),
             watch: Watch::start(),
             ended: Vec::new(),
-        };
-        rig.filled(stores).await
+        }
     }
 
-    async fn filled(mut self, stores: [impl fmt::Display; REPLICAS]) -> Self {
-        for (number, store) in stores.iter().enumerate() {
-            let set = format!("store.url={store}");
-            let replica = self.start(number, &["--set", &set]).await;
+    /// Starts the replicas, each with this setting of its own.
+    async fn filled(mut self, settings: [String; REPLICAS]) -> Self {
+        for (number, setting) in settings.iter().enumerate() {
+            let replica = self.start(number, &["--set", setting]).await;
             self.replicas.push(replica);
         }
         for replica in &self.replicas {

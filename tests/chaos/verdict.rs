@@ -90,6 +90,14 @@ impl Run {
         assert!(doubled.is_empty(), "doubled {doubled:?}; {self}");
     }
 
+    /// Asserts that every job came, and at most so many twice.
+    #[track_caller]
+    pub(crate) fn assert_none_lost(&self, most_doubled: usize) {
+        let Tally { lost, doubled, strange } = &self.tally;
+        assert!(lost.is_empty() && strange.is_empty(), "lost {lost:?}, strange {strange:?}; {self}");
+        assert!(doubled.len() <= most_doubled, "doubled {doubled:?}, at most {most_doubled}; {self}");
+    }
+
     /// Counts only the requests that were served, for jobs that are tried more than once.
     pub(crate) fn count_served(&mut self, served: &[String]) {
         let published: Vec<String> = (0..self.jobs).map(|n| format!("job-{n}")).collect();

@@ -43,17 +43,28 @@ impl Rabbit {
     }
 
     async fn try_with(lines: String) -> Result<Self, String> {
-        let server = launch(move || Self::server(&lines)).await?;
+        let server = launch(move || Self::server(&lines, None)).await?;
         Ok(Self(Arc::new(server)))
     }
 
-    fn server(lines: &str) -> Result<Server, String> {
+    /// Another node of the same cluster. It needs this one's epmd, so drop it first.
+    pub async fn beside(&self) -> Self {
+        let first = First {
+            name: self.eval("node()").await.trim_matches('\'').to_owned(),
+            cookie: self.eval("erlang:get_cookie()").await.trim_matches('\'').to_owned(),
+            epmd: self.eval("list_to_integer(os:getenv(\"ERL_EPMD_PORT\"))").await.parse().unwrap(),
+        };
+        let server = launch(move || Self::server("", Some(&first))).await;
+        Self(Arc::new(server.unwrap_or_else(|error| panic!("{error}"))))
+    }
+
+    fn server(lines: &str, first: Option<&First>) -> Result<Server, String> {
         let server = format!("{RABBITMQ}/rabbitmq-server");
         if !root::path(&server).exists() {
             return Err(format!("there is no {server}; install Debian's package rabbitmq-server"));
         }
         let guardian = Guardian::new()?;
-        let (port, dist, epmd) = (free_port(), free_port(), free_port());
+        let (port, dist, epmd) = (free_port(), free_port(), first.map_or_else(free_port, |first| first.epmd));
         let folder = guardian.folder();
         let home = folder.join("home");
         make_folder(&home)?;
@@ -63,23 +74,26 @@ impl Rabbit {
         };
         put("enabled_plugins", "[].\n")?;
         put("empty.conf", "")?;
-        put("rabbitmq.conf", &(rabbitmq_conf(port) + lines))?;
+        let joins = first.map_or_else(String::new, |first| first.conf(dist));
+        put("rabbitmq.conf", &(rabbitmq_conf(port) + &joins + lines))?;
         put("env.sh", &rabbitmq_env(folder, dist, epmd))?;
         put("eval.erl", include_str!("eval.erl"))?;
         // A node that finds no epmd starts one that nobody ends; this one is the guardian's.
         let daemon = root::shell("epmd");
-        guardian.start("epmd", &format!("exec {daemon} -port {epmd} -address 127.0.0.1\n"))?;
+        if first.is_none() {
+            guardian.start("epmd", &format!("exec {daemon} -port {epmd} -address 127.0.0.1\n"))?;
+        }
         let server = root::shell(&server);
+        let cookie = first.map_or_else(|| format!("paced-{:x}", random()), |first| first.cookie.clone());
         let script = format!(
             ". '{}/env.sh'\n\
-             [ -f \"$HOME/.erlang.cookie\" ] || {{ umask 077; echo paced-{:x} >\"$HOME/.erlang.cookie\"; }}\n\
+             [ -f \"$HOME/.erlang.cookie\" ] || {{ umask 077; echo {cookie} >\"$HOME/.erlang.cookie\"; }}\n\
              umask 022\n\
              tries=1200\n\
              until {daemon} -port {epmd} -names >/dev/null 2>&1 || [ $tries = 0 ]; do\n\
              sleep 0.05; tries=$((tries - 1)); done\n\
              exec {server}\n",
             folder.display(),
-            random()
         );
         Ok(Server {
             guardian,
@@ -249,6 +263,32 @@ impl Rabbit {
     }
 }
 
+/// The node of a cluster that another one joins.
+#[derive(Clone)]
+struct First {
+    name: String,
+    cookie: String,
+    epmd: u16,
+}
+
+impl First {
+    /// Has a node that listens for others at this port join. Both must be in the list.
+    fn conf(&self, dist: u16) -> String {
+        let nodes = "cluster_formation.classic_config.nodes";
+        format!(
+            "cluster_formation.peer_discovery_backend = classic_config\n\
+             {nodes}.1 = {}\n\
+             {nodes}.2 = {}\n",
+            self.name,
+            node_name(dist)
+        )
+    }
+}
+
+fn node_name(dist: u16) -> String {
+    format!("paced-{dist}@localhost")
+}
+
 /// The member of a quorum queue.
 pub struct Member(String);
 
@@ -287,13 +327,13 @@ fn rabbitmq_conf(port: u16) -> String {
 
 /// The variables of the node.
 fn rabbitmq_env(folder: &Path, dist: u16, epmd: u16) -> String {
-    let folder = folder.display();
+    let (folder, node) = (folder.display(), node_name(dist));
     let local = "-kernel inet_dist_use_interface {127,0,0,1}";
     format!(
         "unset NOTIFY_SOCKET\n\
          export HOME='{folder}/home'\n\
          export ERL_EPMD_PORT={epmd} ERL_EPMD_ADDRESS=127.0.0.1\n\
-         export RABBITMQ_NODENAME=paced-{dist}@localhost\n\
+         export RABBITMQ_NODENAME={node}\n\
          export RABBITMQ_DIST_PORT={dist}\n\
          export RABBITMQ_CONF_ENV_FILE='{folder}/empty.conf'\n\
          export RABBITMQ_CONFIG_FILE='{folder}/rabbitmq.conf'\n\
