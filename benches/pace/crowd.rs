@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use paced::dispatch::{
     Backoff, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Parked,
-    ReleaseClock, Report, RetryPolicy, Source, Stay, ThreadClock, Ticket,
+    ReleaseClock, Report, RetryPolicy, Source, Stay, ThreadClock, Ticket, Unburied,
 };
 use paced::job::{CostBound, Job, METHODS, MaxCost, Message, ReplyRules, Rules};
 use paced::sink::{Handover, Outcome, Receipt, Response, Sink};
@@ -216,8 +216,8 @@ impl Ticket for Place {
 
     fn discard(self: Box<Self>, _report: Report) {}
 
-    fn dead_letter(self: Box<Self>, _letter: DeadLetter) -> BoxFuture<'static, ()> {
-        Box::pin(std::future::ready(()))
+    fn dead_letter(self: Box<Self>, _letter: DeadLetter) -> BoxFuture<'static, Option<Unburied>> {
+        Box::pin(std::future::ready(None))
     }
 
     fn give_back(self: Box<Self>) {}
@@ -227,8 +227,8 @@ impl Ticket for Place {
         Box::pin(std::future::ready(Parked::Refused(self)))
     }
 
-    fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, ()> {
-        Box::pin(std::future::ready(()))
+    fn reply<'a>(&'a self, _response: &'a Response) -> BoxFuture<'a, bool> {
+        Box::pin(std::future::ready(true))
     }
 }
 

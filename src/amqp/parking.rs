@@ -259,6 +259,9 @@ impl Parker {
             };
             let Err(error) = published else {
                 failpoint::reached("park:confirmed");
+                if !ticket.is_live() {
+                    break Parked::Unacked;
+                }
                 ticket.ack_parked();
                 failpoint::reached("park:acked");
                 break Parked::Done;

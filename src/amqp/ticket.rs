@@ -23,7 +23,7 @@ use super::replies::Replies;
 use super::supervisor::ConnectionWatch;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
-use crate::dispatch::{DeadLetter, Parked, Report, Stay, Ticket};
+use crate::dispatch::{DeadLetter, Liveness, Parked, Report, Stay, Ticket, Unburied};
 use crate::episode::Episode;
 use crate::failpoint;
 use crate::job::Value;
@@ -161,6 +161,11 @@ impl Ticket for AmqpTicket {
         self.subscription.is_live()
     }
 
+    fn liveness(&self) -> Liveness {
+        let subscription = Arc::clone(&self.subscription);
+        Arc::new(move || subscription.is_live())
+    }
+
     fn generation(&self) -> u64 {
         self.subscription.generation
     }
@@ -181,14 +186,20 @@ impl Ticket for AmqpTicket {
         failpoint::reached("cancel:acked");
     }
 
-    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, Option<Unburied>> {
         Box::pin(async move {
             failpoint::reached("dead:publish");
-            if self.until_done(&PendingPublish::DeadLetter { letter, at: wall_now() }).await {
-                failpoint::reached("dead:confirmed");
-                self.subscription.acker.ack(self.tag);
-                failpoint::reached("dead:acked");
+            let pending = PendingPublish::DeadLetter { letter: &letter, at: wall_now() };
+            if !self.until_done(&pending).await {
+                return Some(Unburied::Unpublished(letter));
             }
+            if !self.is_live() {
+                return Some(Unburied::Published(letter));
+            }
+            failpoint::reached("dead:confirmed");
+            self.subscription.acker.ack(self.tag);
+            failpoint::reached("dead:acked");
+            None
         })
     }
 
@@ -211,12 +222,15 @@ impl Ticket for AmqpTicket {
         is_own && delivery_count(&self.properties) < MOST_DELIVERIES
     }
 
-    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let Some(queue) = self.properties.reply_to() else { return };
+            let Some(queue) = self.properties.reply_to() else { return true };
             failpoint::reached("reply:publish");
-            let queue = queue.to_string();
-            self.until_done(&PendingPublish::Reply { queue, body: reply::body(response) }).await;
+            let queue = queue.as_str();
+            let is_done =
+                self.until_done(&PendingPublish::Reply { queue, body: reply::body(response) }).await;
+            // It is given up while the message is live.
+            is_done || self.is_live()
         })
     }
 }
@@ -240,12 +254,12 @@ impl Parkable for AmqpTicket {
 }
 
 /// A message that has to be published before a delivery is settled.
-enum PendingPublish {
-    DeadLetter { letter: DeadLetter, at: Micros },
-    Reply { queue: String, body: Bytes },
+enum PendingPublish<'a> {
+    DeadLetter { letter: &'a DeadLetter, at: Micros },
+    Reply { queue: &'a str, body: Bytes },
 }
 
-impl PendingPublish {
+impl PendingPublish<'_> {
     const fn name(&self) -> &'static str {
         match self {
             Self::DeadLetter { .. } => "dead letter",
@@ -270,7 +284,7 @@ const fn is_brokers(error: &PublishError) -> bool {
 
 impl AmqpTicket {
     /// Publishes until it is confirmed; returns false if the delivery is not live any more, or the message is given up.
-    async fn until_done(&self, pending: &PendingPublish) -> bool {
+    async fn until_done(&self, pending: &PendingPublish<'_>) -> bool {
         let (downstream, what) = (&self.settlement.downstream.name, pending.name());
         let mut backoff = Backoff::default();
         let mut trouble = Episode::default();
@@ -304,7 +318,7 @@ impl AmqpTicket {
         false
     }
 
-    async fn publish(&self, pending: &PendingPublish) -> Result<(), PublishError> {
+    async fn publish(&self, pending: &PendingPublish<'_>) -> Result<(), PublishError> {
         let Settlement { options, downstream, publisher, replies, .. } = &*self.settlement;
         match pending {
             PendingPublish::DeadLetter { letter, at } => {

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::retry::Attempts;
+use super::retry::{Attempts, Refusals};
 use super::source::{ParkReason, Stay, Ticket};
+use super::unsettled::{Known, Message, Track, Unsettled};
 use crate::job::Job;
 use crate::pace::{End, SlotRequest, Waiter};
 use crate::time::{Micros, wall_now};
@@ -28,6 +29,8 @@ pub(super) struct Entry {
     pub(super) attempts: Attempts,
     /// What it asks for, and its position in the order.
     pub(super) request: SlotRequest,
+    /// What is kept of it for the case that its message is delivered again.
+    pub(super) track: Track,
 }
 
 /// How a message is held here.
@@ -104,6 +107,57 @@ impl Entry {
         let assigned_id = (!self.has_own_id).then(|| self.job.id.clone());
         let first_seen = self.first_seen;
         Stay { until, reason, attempts: sent, throttled, refused, unreadable, first_seen, assigned_id }
+    }
+}
+
+impl Entry {
+    /// Records that somebody is at work for the job.
+    pub(super) fn begin(&mut self, unsettled: &Arc<Unsettled>) {
+        self.track.end();
+        self.track = unsettled.begin(self.message(), &*self.ticket);
+    }
+
+    /// Records that nobody is at work for the job any more: it waits here until then. If its message was delivered again
+    /// meanwhile, it goes on with the ticket of that.
+    pub(super) fn land(&mut self, until: Instant) {
+        self.adopt();
+        if !self.has_own_id || !self.is_tried() {
+            // A message without an id cannot be told from others like it.
+            return self.track.end();
+        }
+        while let Some(ticket) = self.track.wait(until, self.attempts, self.ticket.liveness()) {
+            self.ticket = ticket;
+        }
+    }
+
+    /// Goes on with the ticket of the message as it was delivered again, if it was.
+    pub(super) fn adopt(&mut self) {
+        if let Some(ticket) = self.track.redelivered() {
+            self.ticket = ticket;
+        }
+    }
+
+    /// Finds out what this replica has done for a message that came; `None` if somebody is at work for it, who has its ticket
+    /// now. The attempts that it has had are counted on.
+    pub(super) fn claim(mut self, unsettled: &Arc<Unsettled>) -> Option<(Self, Known)> {
+        let message = Message { job: &self.job, has_own_id: self.has_own_id };
+        let (ticket, known) = unsettled.claim(message, self.ticket)?;
+        self.ticket = ticket;
+        if let Known::Waits(until, attempts) = known {
+            // Only the job that waited knew which row of refusals it was in.
+            let Refusals { outdated, blameless, .. } = attempts.refusals;
+            let refusals = Refusals { outdated, blameless, ..Refusals::default() };
+            self.attempts = Attempts { refusals, ..attempts };
+            self.renew_end();
+            // Its channel may be lost again before that.
+            self.begin(unsettled);
+            self.land(until);
+        }
+        Some((self, known))
+    }
+
+    fn message(&self) -> Message<'_> {
+        Message { job: &self.job, has_own_id: self.has_own_id }
     }
 }
 

@@ -19,15 +19,16 @@ use super::job_log;
 use super::meters::Meters;
 use super::preflight::Preflight;
 use super::retry::RetryPolicy;
-use super::sending::{SendGuard, Sending};
+use super::unsettled::Unsettled;
 use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 use crate::pace::release::Held;
 use crate::sink::{Handover, Outcome, Peer, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 pub(super) use event::{Event, FlightGuard, Refused};
-pub(super) use letter::{Logs, dead_letter};
+pub(super) use letter::{Doomed, Logs, bury, dead_letter};
 use outcome::{contact, is_answered};
+pub(super) use settling::settle_delivered;
 
 /// The parts that all flights of a downstream share.
 #[derive(Clone)]
@@ -40,8 +41,8 @@ pub(super) struct FlightContext {
     pub(super) meters: Meters,
     /// What the log says of single jobs.
     pub(super) logs: Logs,
-    /// The sends in progress.
-    pub(super) sending: Arc<Sending>,
+    /// The jobs that were sent and are not settled.
+    pub(super) unsettled: Arc<Unsettled>,
     /// Whether attempt after attempt fails, which the log tells of: then it need not tell of each job.
     pub(super) is_failing: Arc<AtomicBool>,
     pub(super) successes: Arc<Successes>,
@@ -72,15 +73,14 @@ pub(super) struct Flight {
     deadline: Deadline,
     /// How long after its slot it was handed over, once it was.
     late: Option<Duration>,
-    underway: SendGuard,
 }
 
 impl Flight {
     /// A flight is boxed because it passes through many futures: each of them holds a pointer.
     pub(super) fn new(context: Arc<FlightContext>, place: FlightGuard, held: Held<Entry>) -> Box<Self> {
-        let Held { waiter: entry, slot, deadline } = held;
-        let underway = context.sending.begin(&entry);
-        Box::new(Self { context, place, entry, slot, deadline, late: None, underway })
+        let Held { waiter: mut entry, slot, deadline } = held;
+        entry.begin(&context.unsettled);
+        Box::new(Self { context, place, entry, slot, deadline, late: None })
     }
 
     /// Checks the job once more, releases it to the sink, and settles it by the outcome.
@@ -92,7 +92,7 @@ impl Flight {
     }
 
     /// The check before the hand-over: whether the job is still live, and its slot still valid and due.
-    async fn check(mut self: Box<Self>) -> Option<Box<Self>> {
+    async fn check(self: Box<Self>) -> Option<Box<Self>> {
         let preflight = &self.context.preflight;
         if !self.entry.ticket.is_live() {
             self.abandon(Abandoned::Stale);
@@ -117,7 +117,6 @@ impl Flight {
         if let Some(deadline) = self.entry.job.times.deadline.filter(|deadline| *deadline < wall_now()) {
             self.abandon(Abandoned::Expired);
             let report = self.report(None);
-            self.adopt_redelivered_ticket();
             Box::pin(self.dead_letter(expired(deadline, report), Response::default())).await;
             return None;
         }
@@ -151,7 +150,7 @@ impl Flight {
         };
         let repeats_unanswered = entry.attempts.is_unanswered;
         let (answers, peer) = (&context.retry.answers, Peer::default());
-        let closing = context.sending.closing();
+        let closing = context.unsettled.closing();
         let handover = Handover { look: &look, answers, repeats_unanswered, peer: &peer, closing };
         let outcome = context.sink.release(&entry.job, handover).await;
         self.late = handed_over.into_inner();
@@ -194,16 +193,9 @@ impl Flight {
         place.send(Event::Unused { lane: entry.lane(), cost: entry.cost(), slot: *slot });
     }
 
-    /// Ends the send. If its message was delivered again meanwhile, the job continues with the ticket of that delivery.
-    fn adopt_redelivered_ticket(&mut self) {
-        if let Some(redelivered) = self.underway.end() {
-            self.entry.ticket = redelivered;
-        }
-    }
-
     /// Gives up the slot: the job waits for another one.
     fn give_up(mut self: Box<Self>) {
-        self.adopt_redelivered_ticket();
+        self.entry.land(Instant::now());
         let (downstream, late) = (&self.context.downstream, self.deadline.late());
         tracing::debug!(downstream, ?late, "slot not used, reserving anew");
         self.place.send(Event::Back(self.entry));
@@ -211,15 +203,14 @@ impl Flight {
 
     /// Settles a job that was cancelled before it was handed over.
     async fn discard(mut self: Box<Self>) {
-        self.adopt_redelivered_ticket();
+        self.entry.adopt();
         let report = self.report(None);
         let Self { context, place, entry, .. } = *self;
         drop(place);
         discard((&context.downstream, &context.meters), entry.ticket, &entry.job, report).await;
     }
 
-    async fn settle(mut self: Box<Self>, outcome: Outcome) {
-        self.adopt_redelivered_ticket();
+    async fn settle(self: Box<Self>, outcome: Outcome) {
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt).await,
             // Its future is large, and few jobs need it.

@@ -9,6 +9,7 @@ use super::arrivals::Arrivals;
 use super::entry::{Age, Entry, Hold};
 use super::retry::Attempts;
 use super::source::{DeadLetter, Delivery, ParkReason, Report, Stay, Ticket};
+use super::unsettled::Track;
 use crate::job::{self, Message, Reason, Rejection, Rules, shown_instant};
 use crate::limit::Limit;
 use crate::pace::{LaneId, SlotRequest};
@@ -85,7 +86,8 @@ impl Intake {
         let attempts = stay.as_ref().map(attempts).unwrap_or_default();
         let reason = stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
         let hold = Hold { since, may_park: true, reason };
-        let mut entry = Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request };
+        let track = Track::default();
+        let mut entry = Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track };
         entry.renew_end();
         let report = Report { attempts: attempts.sent, ..Report::UNSENT };
         match (deadline, not_before) {

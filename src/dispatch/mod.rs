@@ -24,9 +24,9 @@ mod meters;
 mod preflight;
 mod pulse;
 mod retry;
-mod sending;
 mod source;
 mod totals;
+mod unsettled;
 mod view;
 mod worker;
 
@@ -51,7 +51,9 @@ pub use cost::max_cost;
 pub use failures::{Failure, KindCount, Outage};
 pub use job_log::TARGET as JOB_LOG;
 pub use retry::{Backoff, RetryPolicy, StatusRetry};
-pub use source::{DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket};
+pub use source::{
+    DeadLetter, Delivery, Liveness, ParkReason, Parked, Report, Source, Stay, Ticket, Unburied,
+};
 pub use totals::{LATENESS_BOUNDS, Totals};
 pub use view::{Binding, Counts, Snapshot, TermsInForce, View};
 

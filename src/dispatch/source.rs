@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -133,6 +134,8 @@ impl ParkReason {
 pub enum Parked {
     /// The job is parked, and its message acked.
     Done,
+    /// The job is parked, and its message not live any more: when its broker delivers it again, it is only to be acked.
+    Unacked,
     /// The message is not live any more: its broker delivers it again.
     Lost,
     /// The job cannot be parked, for a reason that was logged: it stays with its holder.
@@ -146,6 +149,11 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// False once the connection that the message came through is gone: its broker will deliver
     /// it again, so this copy is never released.
     fn is_live(&self) -> bool;
+
+    /// Asks [`Ticket::is_live`], also once this ticket is gone. Whatever it holds is held as by the ticket.
+    fn liveness(&self) -> Liveness {
+        Arc::new(|| true)
+    }
 
     /// The generation of the connection or channel that the message came through: one that is opened later has a higher
     /// generation. 0 stands for a source that loses no messages, and delivers none again.
@@ -166,8 +174,8 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     fn discard(self: Box<Self>, report: Report);
 
     /// Publishes a copy to the dead letters, confirmed, and then acks. It retries until that is done or the message is
-    /// not live any more.
-    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()>;
+    /// not live any more: then it returns what is left to be done.
+    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, Option<Unburied>>;
 
     /// Gives the message back to its broker, for any replica. Returns at once.
     fn give_back(self: Box<Self>);
@@ -190,8 +198,20 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Publishes the outcome to the message's `reply_to`, confirmed. It retries until that is done, the message is not
-    /// live any more, or it is clear that nobody takes the reply.
-    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()>;
+    /// live any more, or it is clear that nobody takes the reply. False if it is not done, and may be later.
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, bool>;
+}
+
+/// Tells whether a ticket is live, or was when it is gone.
+pub type Liveness = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// A dead letter whose message was not acked.
+#[derive(Debug)]
+pub enum Unburied {
+    /// It is published.
+    Published(DeadLetter),
+    /// It is not, as far as is known.
+    Unpublished(DeadLetter),
 }
 
 /// The end of a job.

@@ -14,12 +14,13 @@ use tracing::Instrument as _;
 
 use super::control::OptionsReceiver;
 use super::entry::Entry;
-use super::flight::{self, Event, Flight, FlightContext, FlightGuard};
+use super::flight::{self, Doomed, Event, Flight, FlightContext, FlightGuard, settle_delivered};
 use super::intake::{Intake, Taken};
 use super::meters::Meters;
 use super::preflight::{JobAdmission, Preflight};
 use super::pulse::Beat;
-use super::source::{DeadLetter, Delivery, ParkReason, Source, Ticket};
+use super::source::{DeadLetter, Delivery, ParkReason, Source};
+use super::unsettled::{Known, LeftOver};
 use super::{Dispatcher, Drained};
 use crate::pace::{Effect, Engine, Wakeups};
 use crate::sink::{Response, Soon};
@@ -131,7 +132,7 @@ impl Worker {
             preflight,
             meters: Meters::new(&options.downstream, engine.meters(), Arc::clone(board.totals())),
             logs: flight::Logs::new(&options.downstream),
-            sending: Arc::default(),
+            unsettled: Arc::default(),
             is_failing: Arc::default(),
             successes: Arc::default(),
         };
@@ -260,22 +261,30 @@ impl Worker {
         match self.intake.take(delivery, self.context.retry.max_age) {
             Taken::Ready(entry) => {
                 self.warn_of_lane(&entry);
-                self.unless_ended(entry).into_iter().for_each(|entry| self.engine.offer(entry));
+                match self.unless_ended(entry) {
+                    Some((entry, None)) => self.engine.offer(entry),
+                    Some((entry, Some(due))) => self.wait(due, entry),
+                    None => {}
+                }
             }
             Taken::Later(due, entry) => {
                 self.warn_of_lane(&entry);
-                let entry = self.unless_ended(entry);
-                entry.into_iter().for_each(|entry| self.wait(due, entry));
+                if let Some((entry, until)) = self.unless_ended(entry) {
+                    self.wait(until.map_or(due, |until| until.max(due)), entry);
+                }
             }
-            Taken::Expired(entry, letter) => {
+            Taken::Expired(entry, mut letter) => {
                 // A send that began in time decides on its message, however late that is delivered again.
-                if let Some(Entry { ticket, job, .. }) = self.unless_ended(entry) {
-                    let reply = job.reply.is_some().then(Response::default);
-                    self.dead_letter((ticket, Some(job.id.clone())), letter, reply);
+                if let Some((entry, _)) = self.unless_ended(entry) {
+                    letter.report.attempts = entry.attempts.sent;
+                    let reply = entry.job.reply.is_some().then(Response::default);
+                    self.bury(entry, letter, reply);
                 }
             }
             Taken::Dead(ticket, letter, wants_reply) => {
-                self.dead_letter((ticket, None), letter, wants_reply.then(Response::default));
+                let (doomed, reply) = (Doomed::message(ticket), wants_reply.then(Response::default));
+                let context = Arc::clone(&self.context);
+                self.flights.spawn(flight::dead_letter(context, doomed, letter, reply));
             }
         }
         if self.engine.is_crowded() {
@@ -294,34 +303,43 @@ impl Worker {
         }
     }
 
-    /// The job, unless its message was delivered again and is still being sent, or it was cancelled.
-    fn unless_ended(&self, entry: Entry) -> Option<Entry> {
-        self.unless_sending(entry).and_then(|entry| self.unless_cancelled(entry))
-    }
-
-    /// The job, unless its message was delivered again and is still being sent.
-    fn unless_sending(&self, entry: Entry) -> Option<Entry> {
+    /// The job, and from when on it may be sent if it waited here before; unless its message was delivered again and this
+    /// replica settles it otherwise, or it was cancelled.
+    fn unless_ended(&self, entry: Entry) -> Option<(Entry, Option<Instant>)> {
         let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
-        let entry = self.context.sending.hand_over(entry);
-        if entry.is_none() {
-            let downstream = &self.context.downstream;
+        let (downstream, context) = (&self.context.downstream, Arc::clone(&self.context));
+        let Some((mut entry, known)) = entry.claim(&context.unsettled) else {
             tracing::debug!(
                 downstream,
                 id,
                 "delivered again while it is being sent: waiting for that outcome"
             );
-        }
-        entry
+            return None;
+        };
+        let until = match known {
+            Known::Nothing => None,
+            Known::Waits(until, _) => Some(until).filter(|until| *until > Instant::now()),
+            Known::Ended(rest) => {
+                tracing::debug!(downstream, id, "delivered again: it is not sent again, but settled");
+                entry.begin(&context.unsettled);
+                self.flights.spawn(async move {
+                    match rest {
+                        LeftOver::Delivered(sent) => settle_delivered(&context, entry, sent, |_| {}).await,
+                        LeftOver::Dead(letter, reply) => {
+                            flight::bury(&context, Doomed::of(entry), letter, reply).await;
+                        }
+                    }
+                });
+                return None;
+            }
+        };
+        self.unless_cancelled(entry).map(|entry| (entry, until))
     }
 
-    /// Dead-letters a job of this id that needs no slot, with this answer if a producer waits for one.
-    fn dead_letter(
-        &self,
-        ticket: (Box<dyn Ticket>, Option<String>),
-        letter: DeadLetter,
-        response: Option<Response>,
-    ) {
-        self.flights.spawn(flight::dead_letter(Arc::clone(&self.context), ticket, letter, response));
+    /// Dead-letters a job that needs no slot, with this answer if a producer waits for one.
+    fn bury(&self, entry: Entry, letter: DeadLetter, response: Option<Response>) {
+        let (context, doomed) = (Arc::clone(&self.context), Doomed::of(entry));
+        self.flights.spawn(flight::dead_letter(context, doomed, letter, response));
     }
 
     /// Discards jobs whose connection is lost.

@@ -12,7 +12,7 @@ use super::outcome::{AnswerBody, Progress, Record};
 use super::records::{Entry, Records};
 use super::resume::{Mismatch, Outcomes, Step};
 use super::{Notice, Notify, PipeOptions, WINDOW};
-use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket};
+use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket, Unburied};
 use crate::job::{Message, Reason, shown};
 use crate::sink::{Receipt, Response};
 
@@ -209,12 +209,13 @@ impl Ticket for InputTicket {
     /// It counts as returned: nobody cancels jobs in a store that belongs to this process alone.
     fn discard(self: Box<Self>, _report: Report) {}
 
-    fn dead_letter(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
+    fn dead_letter(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, Option<Unburied>> {
         Box::pin(async move {
             let DeadLetter { reason, detail, report, .. } = letter;
             let id = shown(self.id.as_bytes(), 255);
             self.shared.notify.tell(&Notice::Failed { line: self.line, id, reason, detail });
             self.settle(Some(reason), report);
+            None
         })
     }
 
@@ -227,12 +228,12 @@ impl Ticket for InputTicket {
         Box::pin(std::future::ready(Parked::Refused(self)))
     }
 
-    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, bool> {
         // Without a status there was no answer, and the body is a text for people.
         if let Some(answer) = self.answer.as_ref().filter(|_| response.status != 0) {
             // A job is replied to once.
             let _ = answer.set(response.body.clone());
         }
-        Box::pin(std::future::ready(()))
+        Box::pin(std::future::ready(true))
     }
 }

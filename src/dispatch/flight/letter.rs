@@ -6,10 +6,34 @@ use std::time::Duration;
 
 use super::FlightContext;
 use crate::bounded_log::BoundedLog;
+use crate::dispatch::entry::Entry;
 use crate::dispatch::job_log;
-use crate::dispatch::source::{DeadLetter, Ticket};
+use crate::dispatch::source::{DeadLetter, Ticket, Unburied};
+use crate::dispatch::unsettled::{LeftOver, Track};
 use crate::job::Reason;
 use crate::sink::Response;
+
+/// A message of which a dead letter is made.
+pub(in crate::dispatch) struct Doomed {
+    ticket: Box<dyn Ticket>,
+    /// The id of its job, if it is one.
+    id: Option<String>,
+    has_own_id: bool,
+    track: Track,
+}
+
+impl Doomed {
+    /// A job.
+    pub(in crate::dispatch) fn of(entry: Entry) -> Self {
+        let Entry { job, has_own_id, ticket, track, .. } = entry;
+        Self { ticket, id: Some(job.id.clone()), has_own_id, track }
+    }
+
+    /// A message that is no job.
+    pub(in crate::dispatch) fn message(ticket: Box<dyn Ticket>) -> Self {
+        Self { ticket, id: None, has_own_id: false, track: Track::default() }
+    }
+}
 
 /// What the log says of a downstream's single jobs. It is bounded, since anybody who publishes can cause dead letters, and
 /// the API can answer what it wants.
@@ -50,11 +74,11 @@ impl Logs {
 /// is acked.
 pub(in crate::dispatch) async fn dead_letter(
     context: Arc<FlightContext>,
-    (ticket, id): (Box<dyn Ticket>, Option<String>),
+    doomed: Doomed,
     letter: DeadLetter,
-    reply: Option<Response>,
+    mut reply: Option<Response>,
 ) {
-    let _settling = context.meters.settling();
+    let id = doomed.id.as_deref();
     let DeadLetter { reason, detail, .. } = &letter;
     let (downstream, is_told) = (&context.downstream, context.is_failing.load(Ordering::Relaxed));
     // The configuration asks for these two, and they may befall any number of jobs.
@@ -67,14 +91,51 @@ pub(in crate::dispatch) async fn dead_letter(
             tracing::warn!(downstream, id, %reason, detail, "dead-lettered");
         });
     }
-    job_log::dead(downstream, id.as_deref(), &letter);
-    if let Some(mut response) = reply {
-        if response.status == 0 && response.body.is_empty() {
-            // The job never got an answer, so the reply contains the reason.
-            response.body = format!("{}: {}", letter.reason, letter.detail).into();
-        }
-        ticket.reply(&response).await;
+    job_log::dead(downstream, id, &letter);
+    for response in reply.iter_mut().filter(|response| response.status == 0 && response.body.is_empty()) {
+        // The job never got an answer, so the reply contains the reason.
+        response.body = format!("{}: {}", letter.reason, letter.detail).into();
     }
     context.meters.dead(letter.reason);
-    ticket.dead_letter(letter).await;
+    bury(&context, doomed, letter, reply).await;
+}
+
+/// Publishes the reply and the letter of a dead job, and acks it. If its channel is lost meanwhile, the rest is done once its
+/// message is delivered again.
+pub(in crate::dispatch) async fn bury(
+    context: &FlightContext,
+    mut doomed: Doomed,
+    mut letter: DeadLetter,
+    mut reply: Option<Response>,
+) {
+    let _settling = context.meters.settling();
+    loop {
+        let Doomed { mut ticket, id, has_own_id, mut track } = doomed;
+        if let Some(redelivered) = track.redelivered() {
+            ticket = redelivered;
+        }
+        if let Some(response) = &reply
+            && ticket.is_live()
+            && ticket.reply(response).await
+        {
+            reply = None;
+        }
+        let rest = match (reply, ticket.is_live()) {
+            (None, true) => match ticket.dead_letter(letter).await {
+                None => return track.end(),
+                Some(Unburied::Unpublished(letter)) => LeftOver::Dead(letter, None),
+                // Nothing but its ack is left.
+                Some(Unburied::Published(letter)) => LeftOver::acked_only(letter.report),
+            },
+            (reply, _) => LeftOver::Dead(letter, reply),
+        };
+        match track.leave(has_own_id, rest) {
+            Some((track, ticket, LeftOver::Dead(rest, left))) => {
+                (letter, reply) = (rest, left);
+                doomed = Doomed { ticket, id, has_own_id, track };
+            }
+            Some((_, ticket, LeftOver::Delivered(sent))) => return ticket.discard(sent.report),
+            None => return,
+        }
+    }
 }

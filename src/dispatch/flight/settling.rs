@@ -6,13 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::letter::Doomed;
 use super::outcome::about_job;
-use super::{Event, Flight, Refused, dead_letter};
+use super::{Event, Flight, FlightContext, Refused, dead_letter};
 use crate::dispatch::entry::Entry;
 use crate::dispatch::job_log;
 use crate::dispatch::retry::Attempts;
 use crate::dispatch::source::{DeadLetter, Report};
-use crate::job::Reason;
+use crate::dispatch::unsettled::{Delivered, LeftOver};
+use crate::job::{Job, Reason};
 use crate::sink::{Outcome, Receipt, Response};
 use crate::time::{Deadline, wall_now};
 
@@ -118,7 +120,8 @@ impl Flight {
         is_blameless: bool,
     ) {
         let (letter, response) = self.letter(why, response);
-        let Self { place, entry, .. } = *self;
+        let Self { place, mut entry, .. } = *self;
+        entry.land(Instant::now());
         let sent = place.end.since;
         place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response, is_blameless })));
     }
@@ -143,23 +146,24 @@ impl Flight {
         // The send is over: a reply that takes long must not hold up others.
         context.successes.note(place.end.since);
         drop(place);
-        let _settling = context.meters.settling();
-        if entry.job.reply.is_some() {
-            entry.ticket.reply(&receipt.response).await;
-        }
-        context.meters.delivered();
-        if let Some(remark) = &receipt.remark {
-            context.logs.delivered(&context.downstream, &entry.job.id, remark);
-        }
-        let waited = || wall_now().since(entry.first_seen);
-        job_log::delivered(&context.downstream, &entry.job.id, report, waited, late);
-        entry.ticket.ack(receipt, report);
+        let (first_seen, is_replied) = (entry.first_seen, entry.job.reply.is_none());
+        let remark = receipt.remark.clone();
+        let outcome = Delivered { receipt, report, is_replied };
+        let note = |job: &Job| {
+            context.meters.delivered();
+            if let Some(remark) = &remark {
+                context.logs.delivered(&context.downstream, &job.id, remark);
+            }
+            let waited = || wall_now().since(first_seen);
+            job_log::delivered(&context.downstream, &job.id, report, waited, late);
+        };
+        settle_delivered(&context, entry, outcome, note).await;
     }
 
     /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead. So is a job
     /// that would be too old by then.
     async fn try_again(
-        self: Box<Self>,
+        mut self: Box<Self>,
         mut wait: Option<Duration>,
         mut detail: String,
         (status, response): (Option<u16>, Option<Response>),
@@ -179,7 +183,9 @@ impl Flight {
         let id = &self.entry.job.id;
         tracing::debug!(downstream = self.context.downstream, id, ?wait, detail, "failed, trying again");
         self.context.meters.settled.retried.increment(1);
-        self.place.send(event(Instant::now() + wait, self.entry));
+        let until = Instant::now() + wait;
+        self.entry.land(until);
+        self.place.send(event(until, self.entry));
     }
 
     /// Dead-letters the job for this reason.
@@ -192,12 +198,44 @@ impl Flight {
         let Self { context, place, entry, .. } = *self;
         drop(place);
         let response = entry.job.reply.is_some().then_some(response);
-        dead_letter(context, (entry.ticket, Some(entry.job.id.clone())), letter, response).await;
+        dead_letter(context, Doomed::of(entry), letter, response).await;
     }
 
     pub(super) fn report(&self, status: Option<u16>) -> Report {
         let attempts = self.entry.attempts.sent;
         Report { attempts, status, released_at: (attempts > 0).then_some(self.slot) }
+    }
+}
+
+/// Settles a job that was delivered: the reply is confirmed first, then it is noted, then acked. If its channel is lost
+/// meanwhile, the rest is done once its message is delivered again.
+pub(in crate::dispatch) async fn settle_delivered(
+    context: &FlightContext,
+    mut entry: Entry,
+    mut sent: Delivered,
+    note: impl FnOnce(&Job),
+) {
+    let _settling = context.meters.settling();
+    let mut note = Some(note);
+    loop {
+        entry.adopt();
+        if !sent.is_replied && entry.ticket.is_live() {
+            sent.is_replied = entry.ticket.reply(&sent.receipt.response).await;
+        }
+        if sent.is_replied || !entry.ticket.is_live() {
+            note.take().into_iter().for_each(|note| note(&entry.job));
+        }
+        if sent.is_replied && entry.ticket.is_live() {
+            entry.track.end();
+            return entry.ticket.ack(sent.receipt, sent.report);
+        }
+        let track = std::mem::take(&mut entry.track);
+        match track.leave(entry.has_own_id, LeftOver::Delivered(sent)) {
+            Some((track, ticket, LeftOver::Delivered(rest))) => {
+                (entry.track, entry.ticket, sent) = (track, ticket, rest);
+            }
+            _ => return,
+        }
     }
 }
 

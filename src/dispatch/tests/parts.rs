@@ -174,6 +174,11 @@ impl Bench {
     /// Loses the channel of all messages so far; later ones come through another one.
     pub(super) fn reconnect(&mut self) {
         self.tickets.live.store(false, Ordering::SeqCst);
+        self.another_channel();
+    }
+
+    /// Has later messages come through another channel, beside the present one.
+    pub(super) fn another_channel(&mut self) {
         self.tickets.live = Arc::new(AtomicBool::new(true));
         self.tickets.generation += 1;
     }

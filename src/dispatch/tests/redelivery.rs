@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::*;
+use crate::dispatch::{Backoff, Drained};
 
 const TAKES: Duration = Duration::from_secs(5);
 
@@ -138,4 +139,122 @@ async fn a_message_that_comes_again_behind_its_deadline_waits_for_its_send_too()
     bench.publish_again(job(), "late");
     bench.ledger.count(2).await;
     assert_eq!(bench.ledger.letter("late").reason, Reason::Expired);
+}
+
+/// A dispatcher and its source, which lost the channel of `a` while its reply waited.
+async fn unreplied() -> (Bench, tokio_util::task::AbortOnDropHandle<Drained>) {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.publish(Message { reply_to: Some(NOWHERE.to_owned()), ..message("a") });
+    let running = bench.start();
+    bench.sink.arrived(1).await;
+    // Its reply is not confirmed, as while the broker has an alarm, until its `consumer_timeout` ends the channel.
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    bench.reconnect();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    (bench, running)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_delivered_and_not_acked_is_acked_when_it_comes_again() {
+    let mut bench = Bench::new("100/s", TAKES);
+    bench.publish(message("a"));
+    let _running = bench.start();
+    bench.sink.arrived(1).await;
+    bench.reconnect();
+    // It has ended by then, and found its channel lost.
+    tokio::time::sleep(2 * TAKES).await;
+    bench.publish_again(message("a"), "again");
+    bench.ledger.count(1).await;
+    let again = bench.ledger.of("again");
+    let [Settled::Acked(report)] = &again[..] else { panic!("{again:?}") };
+    assert_eq!((report.attempts, report.status, bench.sink.count()), (1, Some(200), 1));
+    // That was all that this replica knew of it: the next one is another job.
+    bench.reconnect();
+    bench.publish_again(message("a"), "another");
+    bench.ledger.count(2).await;
+    assert_eq!(bench.sink.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_that_could_not_be_published_is_when_its_message_comes_again() {
+    let (bench, _running) = unreplied().await;
+    // Another job with the same id is sent, and so is one that is not flagged; both may be a stranger's.
+    let asking = || Message { reply_to: Some(NOWHERE.to_owned()), ..message("a") };
+    bench.publish_again(Message { content: Bytes::from_static(b"[]").into(), ..asking() }, "other");
+    bench.publish(asking());
+    bench.sink.arrived(3).await;
+    bench.publish_again(asking(), "again");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(bench.sink.count(), 3, "it is not sent again");
+    assert_eq!(bench.ledger.all(), [], "and not acked without the reply");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_done_is_remembered_for_an_hour() {
+    for (wait, sent) in [(3500, 1), (3700, 2)] {
+        let mut bench = Bench::new("100/s", TAKES);
+        bench.publish(message("a"));
+        let _running = bench.start();
+        bench.sink.arrived(1).await;
+        bench.reconnect();
+        tokio::time::sleep(Duration::from_secs(wait)).await;
+        bench.publish_again(message("a"), "again");
+        bench.ledger.count(1).await;
+        assert_eq!(bench.sink.count(), sent, "{wait} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_count_on_and_the_wait_goes_on_when_a_message_comes_again() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.retry.backoff = Backoff { min: Duration::from_secs(60), max: Duration::from_secs(60) };
+    (0..3).for_each(|_| bench.sink.answer("a", retry(503)));
+    bench.publish(message("a"));
+    let _running = bench.start();
+    let start = Instant::now();
+    bench.sink.arrived(1).await;
+    for (number, label) in ["second", "third"].into_iter().enumerate() {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        bench.reconnect();
+        bench.publish_again(message("a"), label);
+        bench.sink.arrived(number + 2).await;
+    }
+    bench.ledger.count(1).await;
+    let letter = bench.ledger.letter("third");
+    assert_eq!((letter.reason, letter.report.attempts), (Reason::AttemptsExhausted, 3));
+    let waits: Vec<_> = bench.sink.millis(start).windows(2).map(|pair| (pair[1] - pair[0]) / 1000).collect();
+    assert_eq!(waits, [60, 60]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_of_what_waits_here_are_nobody_elses() {
+    let mut bench = Bench::new("100/s", QUICK);
+    (0..6).for_each(|_| bench.sink.answer("a", retry(503)));
+    bench.publish(message("a"));
+    let _running = bench.start();
+    bench.sink.arrived(1).await;
+    // Its channel lives, as where the other one comes from another queue.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    bench.another_channel();
+    bench.publish_again(message("a"), "stranger");
+    bench.ledger.count(2).await;
+    let attempts = |label| bench.ledger.letter(label).report.attempts;
+    assert_eq!(bench.sink.count(), 6);
+    assert_eq!((attempts("a"), attempts("stranger")), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_are_remembered() {
+    let mut bench = Bench::new("1000/s", TAKES);
+    bench.options.concurrency = 2000;
+    bench.publish_many(0..1200);
+    let _running = bench.start();
+    bench.sink.arrived(1200).await;
+    bench.reconnect();
+    tokio::time::sleep(2 * TAKES).await;
+    for id in 0..1200 {
+        bench.publish_again(message(&id.to_string()), &format!("again {id}"));
+    }
+    bench.ledger.count(1200).await;
+    assert_eq!(bench.sink.count(), 1200 + 200, "those that were sent first are forgotten");
 }

@@ -30,7 +30,7 @@ impl Worker {
         mut events: mpsc::UnboundedReceiver<Event>,
     ) -> Drained {
         let end = Instant::now() + self.flights.drain_timeout;
-        self.context.sending.closing().end_streams();
+        self.context.unsettled.closing().end_streams();
         let mut entries: Vec<Entry> = self.engine.drain();
         // The source is stopped first, or jobs that are given back would come straight back. What the store takes back
         // is of use to others only in time.
@@ -70,7 +70,7 @@ impl Worker {
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();
         let last_call = end - LAST_CALL.min(self.flights.drain_timeout / 2);
-        let sending = Arc::clone(&self.context.sending);
+        let unsettled = Arc::clone(&self.context.unsettled);
         let mut is_last_call = false;
         loop {
             tokio::select! {
@@ -81,7 +81,7 @@ impl Worker {
                 }
                 () = sleep_until(last_call), if !is_last_call => {
                     is_last_call = true;
-                    sending.closing().end_answers();
+                    unsettled.closing().end_answers();
                 }
                 ended = timeout_at(end, flights.wait()) => match (ended, events.try_recv()) {
                     (Ok(()), Ok(event)) => {

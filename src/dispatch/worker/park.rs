@@ -12,9 +12,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Worker;
-use crate::dispatch::entry::{Entry, Hold};
+use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::Event;
-use crate::dispatch::source::{ParkReason, Parked, Source};
+use crate::dispatch::source::{ParkReason, Parked, Report, Source};
+use crate::dispatch::unsettled::LeftOver;
 use crate::pace::Waiter;
 use crate::time::wall_now;
 
@@ -148,26 +149,52 @@ impl Worker {
     }
 
     /// Parks a job until `due`. If that is refused, the job waits here.
-    pub(super) fn park(&mut self, due: Instant, reason: ParkReason, entry: Entry) {
+    pub(super) fn park(&mut self, due: Instant, reason: ParkReason, mut entry: Entry) {
         self.parking.in_progress += 1;
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
         let stay = entry.stay(until, reason);
-        let Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request } = entry;
+        // If its message is delivered again meanwhile, this settles it.
+        entry.begin(&self.context.unsettled);
+        let Entry { job, has_own_id, ticket, first_seen, age, mut hold, attempts, request, mut track } =
+            entry;
         let (downstream, id) = (&self.context.downstream, &job.id);
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
         // The call itself has the job's place in the order.
         let parking = ticket.park(stay);
         let (context, events) = (Arc::clone(&self.context), self.flights.events.clone());
         self.flights.spawn(async move {
-            let event = match parking.await {
-                Parked::Done => {
+            let parked = parking.await;
+            let kept = match (parked, track.redelivered()) {
+                (Parked::Done, _) => None,
+                (Parked::Unacked, ticket) => {
+                    let report = Report { attempts: attempts.sent, ..Report::UNSENT };
+                    let ticket = ticket.or_else(|| {
+                        let track = std::mem::take(&mut track);
+                        track.leave(has_own_id, LeftOver::acked_only(report)).map(|(_, ticket, _)| ticket)
+                    });
+                    ticket.into_iter().for_each(|ticket| ticket.discard(report));
+                    None
+                }
+                (Parked::Lost, None) => {
+                    track.lose(due, has_own_id.then_some(attempts));
+                    return drop(events.send(Event::Parked));
+                }
+                (Parked::Lost | Parked::Refused(_), Some(ticket)) => Some(ticket),
+                (Parked::Refused(ticket), None) => {
+                    hold.may_park = false;
+                    Some(ticket)
+                }
+            };
+            let event = match kept {
+                None => {
+                    track.end();
                     context.meters.parked();
                     Event::Parked
                 }
-                Parked::Lost => Event::Parked,
-                Parked::Refused(ticket) => {
-                    let hold = Hold { may_park: false, ..hold };
-                    let entry = Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request };
+                Some(ticket) => {
+                    let mut entry =
+                        Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track };
+                    entry.land(due);
                     Event::Unparked(due, entry)
                 }
             };

@@ -23,8 +23,8 @@ impl Worker {
         let seconds = |after: Duration| ("retry-after".to_owned(), after.as_secs().to_string());
         let headers = retry_after.map(seconds).into_iter().collect();
         let response = Response { headers, ..Response::default() };
-        let ticket = (entry.ticket, Some(entry.job.id.clone()));
-        self.dead_letter(ticket, letter, entry.job.reply.is_some().then_some(response));
+        let reply = entry.job.reply.is_some().then_some(response);
+        self.bury(entry, letter, reply);
     }
 
     /// The dead letter of a job that gets no slot, and after how long another one may, where that is known; `None` if it

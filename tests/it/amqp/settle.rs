@@ -322,7 +322,7 @@ async fn a_reply_that_kills_its_channel_ends_after_three_attempts_and_hurts_nobo
             let other = publisher.publish("", "killer.dead.billing", BasicProperties::default(), &empty);
             let mut other = std::pin::pin!(other);
             let sent = tokio::select! {
-                () = &mut ending => {
+                _ = &mut ending => {
                     is_over = true;
                     within("a confirm", other).await
                 }

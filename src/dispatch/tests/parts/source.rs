@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use crate::dispatch::{DeadLetter, Delivery, Parked, Report, Source, Stay, Ticket};
+use crate::dispatch::{DeadLetter, Delivery, Liveness, Parked, Report, Source, Stay, Ticket, Unburied};
 use crate::sink::{Receipt, Response};
 
 /// A `reply_to` that takes no message.
@@ -118,8 +118,19 @@ impl Ticket for ScriptedTicket {
         self.ledger.note(&self.id, Settled::Discarded(report));
     }
 
-    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, ()> {
-        Box::pin(async move { self.ledger.note(&self.id, Settled::Dead(letter)) })
+    fn liveness(&self) -> Liveness {
+        let live = Arc::clone(&self.live);
+        Arc::new(move || live.load(Ordering::SeqCst))
+    }
+
+    fn dead_letter(self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, Option<Unburied>> {
+        Box::pin(async move {
+            if !self.is_live() {
+                return Some(Unburied::Unpublished(letter));
+            }
+            self.ledger.note(&self.id, Settled::Dead(letter));
+            None
+        })
     }
 
     fn give_back(self: Box<Self>) {
@@ -138,14 +149,19 @@ impl Ticket for ScriptedTicket {
         }))
     }
 
-    /// Replies to `NOWHERE` are never confirmed.
-    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, ()> {
+    /// Replies to `NOWHERE` are never confirmed, and end once the channel is lost.
+    fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, bool> {
         if self.reply_to.as_deref() == Some(NOWHERE) {
-            return Box::pin(std::future::pending());
+            return Box::pin(async {
+                while self.is_live() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                false
+            });
         }
         let body = String::from_utf8_lossy(&response.body).into_owned();
         self.ledger.note(&self.id, Settled::Replied(format!("{} {body}", response.status)));
-        Box::pin(std::future::ready(()))
+        Box::pin(std::future::ready(true))
     }
 }
 

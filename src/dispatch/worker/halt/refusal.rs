@@ -35,7 +35,7 @@ impl Worker {
         match if is_worn { Verdict::Dead } else { verdict } {
             Verdict::Dead => {
                 let reply = entry.job.reply.is_some().then_some(response);
-                self.dead_letter((entry.ticket, Some(entry.job.id.clone())), letter, reply);
+                self.bury(entry, letter, reply);
             }
             Verdict::Waits(suspicion) => {
                 self.context.meters.retry("unauthorized");

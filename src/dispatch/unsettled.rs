@@ -1,0 +1,366 @@
+//! The jobs that this replica has sent and not settled, which are matched with messages that are delivered again.
+//!
+//! A channel that is lost takes the right to settle its messages with it, and their broker delivers them again, as it does
+//! with what is unacked for its `consumer_timeout`. What this replica has done for such a message is not done again:
+//!
+//! | the job | its message, delivered again |
+//! |---|---|
+//! | is being sent, settled or parked | its ticket goes to whoever does that, who settles it by its own outcome |
+//! | waited for another attempt | waits for the rest of that, and keeps the attempts that it has had |
+//! | was delivered, dead or parked, but not acked | is not sent: what is left of its settlement is done |
+//!
+//! Only a message that is flagged as delivered before is matched, and only a job whose own message came through an earlier
+//! channel; what has left this replica is matched by its `message_id` and a digest besides. Each job takes one live ticket
+//! at most: two jobs that are equal are sent twice, whichever message settles which.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::retry::Attempts;
+use super::source::{DeadLetter, Liveness, Report, Ticket};
+use crate::job::{Content, Job};
+use crate::lock::lock;
+use crate::sink::{Closing, Receipt, Response};
+
+/// How long it is remembered what was done for a message whose channel was lost.
+const MEMORY: Duration = Duration::from_secs(3600);
+
+/// The most messages of a downstream of which that is remembered, and the most bytes of answers.
+const MOST: usize = 1000;
+const MOST_BYTES: usize = 4 << 20;
+
+/// The jobs of one downstream that were sent and are not settled.
+///
+/// Every send is noted, but only a message that is delivered again is looked for: so noting one is cheap, and
+/// looking for one goes over all of them.
+#[derive(Default)]
+pub(super) struct Unsettled {
+    table: Mutex<Table>,
+    closing: Closing,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    records: BTreeMap<u64, Record>,
+    /// Those whose channel was lost, the oldest first, since when, and the bytes that they keep. Some may be gone.
+    left: VecDeque<(u64, Instant, usize)>,
+}
+
+struct Record {
+    message: Identity,
+    /// As in [`Ticket::generation`].
+    generation: u64,
+    /// A fingerprint: equal for equal jobs, and seldom for others.
+    fingerprint: u64,
+    state: State,
+}
+
+/// What a job is recognized by.
+enum Identity {
+    Job { job: Arc<Job>, has_own_id: bool },
+    Digest([u64; 2]),
+}
+
+enum State {
+    /// It is at work; the ticket is that of its message as it was delivered again.
+    AtWork(Option<Box<dyn Ticket>>),
+    /// It waits until then, after these attempts: here, for as long as its channel lives, or nowhere.
+    Waits(Instant, Attempts, Option<Liveness>),
+    /// It was sent and settled, but for its ack.
+    Ended(LeftOver),
+}
+
+/// What is left to be done for a job that was sent.
+pub(super) enum LeftOver {
+    /// It was delivered, or parked.
+    Delivered(Delivered),
+    /// It is dead: the answer is to be replied where there is one, and the letter to be published.
+    Dead(DeadLetter, Option<Response>),
+}
+
+/// A job that was delivered and is not acked.
+pub(super) struct Delivered {
+    pub(super) receipt: Receipt,
+    pub(super) report: Report,
+    /// Whether nobody waits for the answer any more.
+    pub(super) is_replied: bool,
+}
+
+/// A message that came, as a job.
+#[derive(Clone, Copy)]
+pub(super) struct Message<'a> {
+    pub(super) job: &'a Arc<Job>,
+    pub(super) has_own_id: bool,
+}
+
+/// What was done for a message that was delivered again.
+pub(super) enum Known {
+    Nothing,
+    /// It was tried, and is to wait until then.
+    Waits(Instant, Attempts),
+    /// It was sent, and this is left to be done.
+    Ended(LeftOver),
+}
+
+/// The record of one job. Where it is dropped while the job waits and its channel is lost, the attempts are remembered.
+#[derive(Default)]
+pub(super) struct Track(Option<(Arc<Unsettled>, u64)>);
+
+impl Unsettled {
+    /// When answers that are successes are not waited for any more.
+    pub(super) const fn closing(&self) -> &Closing {
+        &self.closing
+    }
+
+    /// Records that somebody is at work for a job whose message has this ticket.
+    pub(super) fn begin(self: &Arc<Self>, message: Message<'_>, ticket: &dyn Ticket) -> Track {
+        let generation = ticket.generation();
+        // A source that never delivers a message again has only one generation, which is 0.
+        if generation == 0 {
+            return Track::default();
+        }
+        let (fingerprint, state) = (message.fingerprint(), State::AtWork(None));
+        let Message { job, has_own_id } = message;
+        let message = Identity::Job { job: Arc::clone(job), has_own_id };
+        let mut table = lock(&self.table);
+        table.next += 1;
+        let place = table.next;
+        table.records.insert(place, Record { message, generation, fingerprint, state });
+        Track(Some((Arc::clone(self), place)))
+    }
+
+    /// Finds out what was done for a message that came. If somebody is at work for it, that one gets its ticket: `None`.
+    pub(super) fn claim(
+        &self,
+        message: Message<'_>,
+        ticket: Box<dyn Ticket>,
+    ) -> Option<(Box<dyn Ticket>, Known)> {
+        if !ticket.is_redelivered() {
+            return Some((ticket, Known::Nothing));
+        }
+        let (generation, fingerprint) = (ticket.generation(), message.fingerprint());
+        let mut table = lock(&self.table);
+        table.forget_old();
+        let mut alike = table.records.iter_mut().filter(|(_, record)| record.fingerprint == fingerprint);
+        let Some((place, record)) = alike.find(|(_, record)| record.is_of(message, generation)) else {
+            return Some((ticket, Known::Nothing));
+        };
+        let place = *place;
+        if let State::AtWork(redelivered) = &mut record.state {
+            *redelivered = Some(ticket);
+            return None;
+        }
+        let known = match table.records.remove(&place).map(|record| record.state) {
+            Some(State::Waits(until, attempts, _)) => Known::Waits(until, attempts),
+            Some(State::Ended(rest)) => Known::Ended(rest),
+            Some(State::AtWork(_)) | None => Known::Nothing,
+        };
+        Some((ticket, known))
+    }
+}
+
+impl Table {
+    /// Remembers a record whose channel was lost, and forgets what is too old or too much.
+    fn leave(&mut self, place: u64, bytes: usize) {
+        self.left.push_back((place, Instant::now(), bytes));
+        if self.left.len() > MOST {
+            self.left.retain(|(place, ..)| self.records.contains_key(place));
+        }
+        self.forget_old();
+    }
+
+    fn forget_old(&mut self) {
+        let mut bytes: usize = self.left.iter().map(|(.., bytes)| bytes).sum();
+        while let Some((place, since, first)) = self.left.front()
+            && (self.left.len() > MOST || bytes > MOST_BYTES || since.elapsed() >= MEMORY)
+        {
+            bytes -= first;
+            self.records.remove(place);
+            self.left.pop_front();
+        }
+    }
+}
+
+impl Record {
+    /// Whether this is another delivery of this job's message, in a later generation.
+    fn is_of(&self, message: Message<'_>, generation: u64) -> bool {
+        // If the channel of the redelivery was lost as well, a later one replaces its ticket.
+        let newest = match &self.state {
+            State::AtWork(Some(redelivered)) if redelivered.is_live() => return false,
+            State::AtWork(Some(redelivered)) => redelivered.generation(),
+            State::Waits(.., Some(is_live)) if is_live() => return false,
+            _ => self.generation,
+        };
+        let Message { job, has_own_id } = message;
+        newest < generation
+            && match &self.message {
+                Identity::Job { job: known, has_own_id: has_known_id } => {
+                    *has_known_id == has_own_id
+                        && (!has_own_id || known.id == job.id)
+                        && is_same_request(known, job)
+                }
+                Identity::Digest(known) => has_own_id && *known == digest(job),
+            }
+    }
+
+    /// Keeps no more of the job than it is recognized by.
+    fn reduce(&mut self) {
+        if let Identity::Job { job, .. } = &self.message {
+            self.message = Identity::Digest(digest(job));
+        }
+    }
+}
+
+impl Message<'_> {
+    /// The fingerprint: the length of its body, and the end of the fields that tell jobs apart.
+    fn fingerprint(self) -> u64 {
+        let Job { id, content: Content { body, .. }, .. } = &**self.job;
+        let text = if self.has_own_id { id.as_bytes() } else { &body[..] };
+        let mut end = [0; 8];
+        for (to, from) in end.iter_mut().zip(text.iter().rev()) {
+            *to = *from;
+        }
+        u64::from_le_bytes(end) ^ (body.len() as u64).rotate_left(32)
+    }
+}
+
+/// A digest of a job and its id, by keys that nobody outside of this process knows.
+fn digest(job: &Job) -> [u64; 2] {
+    static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
+    let Job { id, lane, cost, plan, priority, times, request, content, reply } = job;
+    let Content { body, content_type, content_encoding } = content;
+    let rest = format!("{:?}", (lane, cost, plan, priority, times, request, reply));
+    KEYS.each_ref().map(|keys| keys.hash_one((id, &rest, content_type, content_encoding, &body[..])))
+}
+
+/// Whether two jobs are equal but for their ids.
+fn is_same_request(one: &Job, other: &Job) -> bool {
+    let Job { id: _, lane, cost, plan, priority, times, request, content, reply } = one;
+    (lane, cost, plan, priority) == (&other.lane, &other.cost, &other.plan, &other.priority)
+        && (times, request, reply) == (&other.times, &other.request, &other.reply)
+        && *content == other.content
+}
+
+impl LeftOver {
+    /// What is left of a job for which everything is done but its ack.
+    pub(super) fn acked_only(report: Report) -> Self {
+        let receipt = Receipt::new(Response::default());
+        Self::Delivered(Delivered { receipt, report, is_replied: true })
+    }
+
+    /// The bytes of the answer that it keeps.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Delivered(Delivered { is_replied: true, .. }) => 0,
+            Self::Delivered(Delivered { receipt, .. }) => receipt.response.body.len(),
+            Self::Dead(letter, reply) => {
+                letter.response.len() + reply.as_ref().map_or(0, |reply| reply.body.len())
+            }
+        }
+    }
+}
+
+impl Track {
+    /// Ends the record: the job is settled, or is sent anew.
+    pub(super) fn end(&mut self) {
+        if let Some((unsettled, place)) = self.0.take() {
+            let record = lock(&unsettled.table).records.remove(&place);
+            // A ticket that is dropped gives its message back, which needs no lock.
+            drop(record);
+        }
+    }
+
+    /// The ticket of the message as it was delivered again, if it was.
+    pub(super) fn redelivered(&self) -> Option<Box<dyn Ticket>> {
+        self.with(|record| match &mut record.state {
+            State::AtWork(ticket) => {
+                let ticket = ticket.take()?;
+                record.generation = ticket.generation();
+                Some(ticket)
+            }
+            _ => None,
+        })
+    }
+
+    /// Records that nobody is at work any more, as the job waits after these attempts, and how to ask whether its channel is
+    /// lost; unless its message was delivered again meanwhile: returns the ticket.
+    pub(super) fn wait(
+        &self,
+        until: Instant,
+        attempts: Attempts,
+        liveness: Liveness,
+    ) -> Option<Box<dyn Ticket>> {
+        let ticket = self.redelivered();
+        if ticket.is_none() {
+            self.with(|record| {
+                record.state = State::Waits(until, attempts, Some(liveness));
+                Some(())
+            });
+        }
+        ticket
+    }
+
+    /// Remembers the outcome of a job whose channel was lost; unless its message was delivered again meanwhile: returns the
+    /// ticket, and the outcome. Without an id of its own it is forgotten.
+    pub(super) fn leave(
+        mut self,
+        has_own_id: bool,
+        outcome: LeftOver,
+    ) -> Option<(Self, Box<dyn Ticket>, LeftOver)> {
+        if let Some(ticket) = self.redelivered() {
+            return Some((self, ticket, outcome));
+        }
+        if !has_own_id {
+            return None;
+        }
+        let (unsettled, place) = self.0.take()?;
+        let mut table = lock(&unsettled.table);
+        let record = table.records.get_mut(&place)?;
+        let bytes = outcome.bytes();
+        record.reduce();
+        record.state = State::Ended(outcome);
+        table.leave(place, bytes);
+        None
+    }
+
+    /// Remembers the attempts at a job whose channel was lost, if there were any; it was to wait until then.
+    pub(super) fn lose(mut self, until: Instant, attempts: Option<Attempts>) {
+        match attempts.filter(|attempts| attempts.sent > 0) {
+            // It is dropped, and not live.
+            Some(attempts) => drop(self.wait(until, attempts, Arc::new(|| false))),
+            None => self.end(),
+        }
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Record) -> Option<T>) -> Option<T> {
+        let (unsettled, place) = self.0.as_ref()?;
+        lock(&unsettled.table).records.get_mut(place).and_then(change)
+    }
+}
+
+impl fmt::Debug for Track {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Track").field(&self.0.as_ref().map(|(_, place)| place)).finish()
+    }
+}
+
+impl Drop for Track {
+    fn drop(&mut self) {
+        let is_lost = self.with(|record| {
+            let State::Waits(.., liveness) = &mut record.state else { return None };
+            // What asks keeps the channel open.
+            let is_live = liveness.take()?;
+            (!is_live()).then(|| record.reduce())
+        });
+        match self.0.take_if(|_| is_lost.is_some()) {
+            Some((unsettled, place)) => lock(&unsettled.table).leave(place, 0),
+            None => self.end(),
+        }
+    }
+}
