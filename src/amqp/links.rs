@@ -1,6 +1,6 @@
-//! The connections that are kept up: one for publishing, and one for each [`DOWNSTREAMS`] that consume over it together.
+//! The connections that are kept up: one for publishing, and those that downstreams consume over together.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use lapin::Connection;
 use tokio::sync::watch;
@@ -12,12 +12,24 @@ use super::admission::Admissions;
 use super::gate::Gate;
 use super::guard::Admit;
 use super::status::ConnectionWatches;
-use super::supervisor::{ConnectionStates, ConnectionWatch, Supervisor};
+use super::supervisor::{ConnectionStates, ConnectionWatch, Supervisor, up};
 use crate::lock::lock;
 
-/// How many downstreams consume over one connection. Each needs two channels, and RabbitMQ allows 2047 to a connection unless
-/// it is configured otherwise.
-pub(super) const DOWNSTREAMS: usize = 500;
+/// The most downstreams that consume over one connection.
+const DOWNSTREAMS: usize = 500;
+
+/// The channels of a downstream, at most: those of its two queues, of the consumer that stands in for one, and one that is
+/// being replaced.
+const CHANNELS: u16 = 4;
+
+/// The channels of a connection that are no downstream's: declarations, and looks at queues.
+const OTHERS: u16 = 40;
+
+/// How many downstreams consume over a connection that may have so many channels: RabbitMQ allows 2047 unless it is configured
+/// otherwise.
+fn downstreams(channel_max: u16) -> usize {
+    usize::from(channel_max.saturating_sub(OTHERS) / CHANNELS).clamp(1, DOWNSTREAMS)
+}
 
 /// The parts that consuming connections have in common.
 #[derive(Clone, Debug)]
@@ -27,12 +39,40 @@ pub(super) struct Link {
     pub(super) admissions: Arc<Admissions>,
 }
 
+/// The connection of one downstream.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    links: Arc<Links>,
+    /// The place of the downstream among all.
+    place: usize,
+    pub(super) link: Link,
+}
+
+impl Route {
+    /// By way of the first connection. Must be called on a tokio runtime.
+    pub(super) fn new(links: &Arc<Links>, place: usize) -> Self {
+        Self { links: Arc::clone(links), place, link: links.first() }
+    }
+
+    /// Chooses the connection, once it is known how many channels one may have. False if there will be none any more.
+    ///
+    /// Cancel safe.
+    pub(super) async fn choose(&mut self) -> bool {
+        let Some(connection) = up(&mut self.links.first().current).await else { return false };
+        let each = downstreams(connection.configuration().channel_max());
+        self.link = self.links.consuming(self.place / each);
+        true
+    }
+}
+
 /// Opens connections, and keeps them up until it is stopped.
 #[derive(Debug)]
 pub(super) struct Links {
     address: Address,
     states: Arc<ConnectionStates>,
     connections: ConnectionWatches,
+    /// Those that downstreams consume over.
+    consuming: Mutex<Vec<Link>>,
     /// Ends the connections.
     pub(super) stopping: CancellationToken,
     pub(super) supervisors: TaskTracker,
@@ -44,6 +84,7 @@ impl Links {
             address,
             states: Arc::default(),
             connections: ConnectionWatches::default(),
+            consuming: Mutex::default(),
             stopping: CancellationToken::new(),
             supervisors: TaskTracker::new(),
         }
@@ -59,8 +100,22 @@ impl Links {
         self.keep_up("publishing".to_owned(), first, None)
     }
 
+    /// The first connection that downstreams consume over. Must be called on a tokio runtime.
+    pub(super) fn first(&self) -> Link {
+        self.consuming(0)
+    }
+
+    fn consuming(&self, n: usize) -> Link {
+        let mut consuming = lock(&self.consuming);
+        while consuming.len() <= n {
+            let next = self.shared(consuming.len());
+            consuming.push(next);
+        }
+        consuming[n].clone()
+    }
+
     /// A connection that downstreams consume over together: the first one, or one of those beside it.
-    pub(super) fn shared(&self, n: usize) -> Link {
+    fn shared(&self, n: usize) -> Link {
         let admissions = Arc::<Admissions>::default();
         let purpose = if n == 0 { "consuming".to_owned() } else { format!("consuming ({})", n + 1) };
         let current = self.keep_up(purpose, None, Some(Arc::clone(&admissions) as Arc<dyn Admit>));
@@ -86,5 +141,22 @@ impl Links {
         };
         self.supervisors.spawn(supervisor.run(first));
         current
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_never_needs_more_channels_than_it_may_have() {
+        assert_eq!(downstreams(2047), DOWNSTREAMS);
+        assert_eq!(downstreams(u16::MAX), DOWNSTREAMS);
+        for channel_max in 44..=2047 {
+            assert!(
+                downstreams(channel_max) * usize::from(CHANNELS) + usize::from(OTHERS) <= channel_max.into()
+            );
+        }
+        assert_eq!((downstreams(1), downstreams(43), downstreams(60)), (1, 1, 5));
     }
 }

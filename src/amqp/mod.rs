@@ -75,7 +75,7 @@ mod window;
 use attached::Attached;
 use budget::Account;
 use gate::Gate;
-use links::{Link, Links};
+use links::{Links, Route};
 use parking::{Parker, Parking, Rungs};
 use replies::Replies;
 use source::Slot;
@@ -155,7 +155,7 @@ pub struct Amqp {
     /// The queues that messages are being published to, and those of replies.
     targets: [Targets; 2],
     replies: Arc<Replies>,
-    links: Links,
+    links: Arc<Links>,
     downstreams: BTreeMap<String, Consumed>,
     rungs: Arc<Rungs>,
     depths: Depths,
@@ -176,12 +176,11 @@ struct Consumed {
 /// The subscribers, and what looks at queues: all that use the consuming connection and end before it does.
 #[derive(Debug, Default)]
 struct Subscribers {
-    /// The connections that the downstreams share, for [`links::DOWNSTREAMS`] each, in the order of the options; empty where this
-    /// is for publishing alone.
-    consuming: Vec<Link>,
     tasks: TaskTracker,
     /// Ends the sources when cancelled.
     closing: CancellationToken,
+    /// Whether downstreams are consumed: this is not for publishing alone.
+    consumes: bool,
 }
 
 impl Amqp {
@@ -190,13 +189,12 @@ impl Amqp {
     /// A source for each downstream comes from [`Amqp::source`].
     pub fn start(options: Options) -> Self {
         let mut amqp = Self::idle(options);
-        let connections = amqp.options.downstreams.len().div_ceil(links::DOWNSTREAMS).max(1);
-        amqp.subscribers.consuming = (0..connections).map(|n| amqp.links.shared(n)).collect();
-        let current = &amqp.subscribers.consuming[0].current;
+        amqp.subscribers.consumes = true;
+        let current = amqp.links.first().current;
         let closing = amqp.subscribers.closing.clone();
         let (unroutable, haste) = (amqp.options.names().unroutable(), amqp.options.haste);
         amqp.subscribers.tasks.spawn(unroutable::watch(current.clone(), unroutable, haste, closing.clone()));
-        amqp.subscribers.tasks.spawn(amqp.depths.watch(current.clone(), &amqp.options, closing));
+        amqp.subscribers.tasks.spawn(amqp.depths.watch(current, &amqp.options, closing));
         amqp.publisher = Publisher::new(amqp.links.publishing(None), amqp.targets[0].clone());
         amqp
     }
@@ -227,7 +225,7 @@ impl Amqp {
         Self {
             downstreams: names.zip(accounts.into_iter().map(consumed)).collect(),
             replies: Arc::new(Replies::new(options.address.clone(), targets[1].clone())),
-            links: Links::new(options.address.clone()),
+            links: Arc::new(Links::new(options.address.clone())),
             options: Arc::new(options),
             publisher: Publisher::new(watch::channel(None).1, targets[0].clone()),
             rungs: Arc::default(),
@@ -244,8 +242,9 @@ impl Amqp {
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         let unknown = || Error::UnknownDownstream(downstream.to_owned());
         let place = self.options.downstreams.iter().position(|d| d.name == downstream).ok_or_else(unknown)?;
-        let link = self.subscribers.consuming.get(place / links::DOWNSTREAMS).ok_or_else(unknown)?;
-        let consumed = self.downstreams.get(downstream).ok_or_else(unknown)?;
+        let consumed =
+            self.downstreams.get(downstream).filter(|_| self.subscribers.consumes).ok_or_else(unknown)?;
+        let link = self.links.first();
         let parking = Parking::start(Parker {
             options: Arc::clone(&self.options),
             downstream: self.options.downstream(downstream)?.clone(),
@@ -270,7 +269,7 @@ impl Amqp {
         consumed.slots.set(slots.clone()).map_err(|_| Error::Consumed(downstream.to_owned()))?;
         let (subscribers, source) = source::open(
             Arc::new(settlement),
-            link,
+            &Route::new(&self.links, place),
             self.subscribers.closing.child_token(),
             Attached::each(&consumed.attached),
             slots,

@@ -12,7 +12,7 @@ use super::attached::Attached;
 use super::budget::Account;
 use super::connection::close;
 use super::error::Error;
-use super::links::Link;
+use super::links::Route;
 use super::parking::Parking;
 use super::ticket::{Settlement, Subscription};
 use super::window::Sizes;
@@ -127,10 +127,10 @@ pub(super) async fn flush(slot: &Slot) -> bool {
     all
 }
 
-/// A source, and the subscribers that fill it over this connection: one for each queue.
+/// A source, and the subscribers that fill it: one for each queue.
 pub(super) fn open(
     settlement: Arc<Settlement>,
-    link: &Link,
+    route: &Route,
     closing: CancellationToken,
     attached: [Attached; 2],
     slots: [Slot; 2],
@@ -165,7 +165,7 @@ pub(super) fn open(
         sizes: Sizes::default(),
         closing: closing.clone(),
         reports: Reports { idle, size: Arc::clone(&size), attached, slot, cut: cut.clone() },
-        link: link.clone(),
+        route: route.clone(),
         known: Known::default(),
     };
     let jobs = subscriber(Queue::Jobs, jobs, jobs_slot, jobs_idle);

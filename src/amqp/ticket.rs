@@ -36,6 +36,8 @@ mod reply;
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) acker: Arc<Acker>,
+    /// The gate of its connection.
+    gate: Arc<Gate>,
     over: AtomicBool,
     /// The generation rises from one subscription to the next.
     generation: u64,
@@ -45,9 +47,9 @@ pub(super) struct Subscription {
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Subscription {
-    pub(super) fn new(acker: Arc<Acker>) -> Self {
+    pub(super) fn new(acker: Arc<Acker>, gate: Arc<Gate>) -> Self {
         let generation = GENERATION.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { acker, over: AtomicBool::new(false), generation }
+        Self { acker, gate, over: AtomicBool::new(false), generation }
     }
 
     /// Marks its deliveries as lost: they are delivered again elsewhere.
@@ -68,7 +70,7 @@ pub(super) struct Settlement {
     pub(super) replies: Arc<Replies>,
     /// The consuming connection, for declarations.
     pub(super) current: ConnectionWatch,
-    /// The gate of the consuming connection.
+    /// The gate of that connection.
     pub(super) gate: Arc<Gate>,
     /// The log of publishes that fail: each job may cause several lines.
     pub(super) log: Arc<BoundedLog>,
@@ -217,8 +219,9 @@ impl Ticket for AmqpTicket {
     }
 
     fn may_be_given_back(&self) -> bool {
-        let Settlement { options, downstream, gate, .. } = &*self.settlement;
-        let is_own = downstream.queue.is_none() && !gate.existing.has(&options.names().queue(downstream));
+        let Settlement { options, downstream, .. } = &*self.settlement;
+        let is_own = downstream.queue.is_none()
+            && !self.subscription.gate.existing.has(&options.names().queue(downstream));
         is_own && delivery_count(&self.properties) < MOST_DELIVERIES
     }
 

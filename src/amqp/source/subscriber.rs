@@ -22,7 +22,7 @@ use crate::amqp::error::Error;
 use crate::amqp::foreign::Traits;
 use crate::amqp::guard::{Mark, take_mark};
 use crate::amqp::letter;
-use crate::amqp::links::Link;
+use crate::amqp::links::Route;
 use crate::amqp::message::message;
 use crate::amqp::parking;
 use crate::amqp::supervisor::up;
@@ -73,7 +73,7 @@ pub(in crate::amqp) struct Subscriber {
     pub(super) closing: CancellationToken,
     pub(super) reports: Reports,
     /// The connection that the queue is consumed over.
-    pub(super) link: Link,
+    pub(super) route: Route,
     pub(super) known: Known,
 }
 
@@ -163,6 +163,10 @@ impl Subscriber {
                 wanted = self.window.wait_for(|window| *window > 0) => if wanted.is_err() { return },
             }
             self.reports.idle.send_replace(false);
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                is_known = self.route.choose() => if !is_known { return },
+            }
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
                 attached = self.attach(&mut trouble, &mut without) => attached,
@@ -232,7 +236,7 @@ impl Subscriber {
             self.reports.attached.set(true);
             return Some(After::Delay(parking::RETRY));
         }
-        let gate = &self.link.gate;
+        let gate = &self.route.link.gate;
         if gate.existing.note(error) {
             return None;
         }
@@ -244,7 +248,7 @@ impl Subscriber {
 
     /// Waits until it is known whether jobs can be parked, since those that must wait for long would otherwise be held.
     async fn await_parking(&self) {
-        let (mut current, parking) = (self.link.current.clone(), &self.settlement.parking);
+        let (mut current, parking) = (self.route.link.current.clone(), &self.settlement.parking);
         let patience = async {
             up(&mut current).await;
             tokio::time::sleep(DECISION).await;
@@ -307,7 +311,7 @@ impl Subscriber {
         answer: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<T, Error> {
         let mut answer = pin!(answer);
-        let mut timeout = ReadTimeout::new(&self.link.admissions, &self.closing);
+        let mut timeout = ReadTimeout::new(&self.route.link.admissions, &self.closing);
         tokio::select! {
             answer = &mut answer => answer.map_err(|error| Error::of(what, &error)),
             () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: ANSWER }),

@@ -91,6 +91,37 @@ async fn the_wrong_ones_hold_up_no_others() {
     drop(sources);
 }
 
+/// How many downstreams share a connection depends on how many channels the broker allows to one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_are_consumed_where_a_connection_may_have_few_channels() {
+    let node = NodeForFaults::lock().await;
+    let rabbit: &Rabbit = &node;
+    rabbit.eval("application:set_env(rabbit, channel_max, 64)").await;
+    let options = many(&url(rabbit, "guest:guest"), "fewchannels");
+    let amqp = Amqp::start(options.clone());
+    let mut sources: Vec<_> = (0..ALL).map(|n| amqp.source(&format!("d{n}")).unwrap()).collect();
+    within("all", amqp.ready()).await;
+    rabbit.eval("application:set_env(rabbit, channel_max, 2047)").await;
+    let counts = rabbit.eval("list_to_binary([integer_to_list(C) ++ \" \" || [{channels, C}] <- rabbit_networking:connection_info_all([channels])])").await;
+    let counts: Vec<usize> = counts
+        .trim_matches(|other: char| !other.is_ascii_digit())
+        .split_whitespace()
+        .map(|count| count.parse().unwrap())
+        .collect();
+    assert!(counts.iter().all(|count| *count <= 64), "{counts:?}");
+    // Six downstreams each; and one connection that publishes.
+    assert!(counts.len() >= 5, "{counts:?}");
+    for (n, source) in sources.iter_mut().enumerate() {
+        let (exchange, name) = (options.jobs_exchange(), format!("d{n}"));
+        let sent = amqp.publisher();
+        sent.publish(&exchange, &name, BasicProperties::default(), &Bytes::from(name.clone())).await.unwrap();
+        let delivery = next(source).await;
+        assert_eq!(delivery.message.content.body, name);
+        ack(delivery);
+    }
+    assert!(within("the shutdown", amqp.shutdown(LONG)).await);
+}
+
 /// The shared exchanges are ensured once per connection: again over the next one, and when one is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_all_share_comes_back() {

@@ -37,7 +37,7 @@ impl Subscriber {
         without: &mut Option<Error>,
     ) -> Result<Attempt, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
-        let Link { current, gate, .. } = &self.link;
+        let Link { current, gate, .. } = &self.route.link;
         let mut current = current.clone();
         let (connection, place) = loop {
             let Some(connection) = up(&mut current).await else { return Ok(Attempt::Over) };
@@ -84,7 +84,7 @@ impl Subscriber {
     async fn ensure_parking(&self, connection: &Connection) -> Result<Option<Error>, Error> {
         let Settlement { options, downstream, parking, .. } = &*self.settlement;
         let ensured = async {
-            let existing = &self.link.gate.existing;
+            let existing = &self.route.link.gate.existing;
             loop {
                 let channel = new_channel(connection).await?;
                 let ensured = ensure_home(&channel, existing, options, downstream).await;
@@ -113,7 +113,7 @@ impl Subscriber {
     ) -> Result<(Feeds, Consumer, Consuming), Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         match self.queue {
-            Queue::Jobs => self.link.gate.own(channel, options, downstream).await?,
+            Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
             // It was ensured on another channel, since it may be consumed even where that is refused.
             Queue::Home => {}
         }
@@ -132,8 +132,10 @@ impl Subscriber {
 
     /// Prepares a channel for consuming.
     fn feed(&self, channel: Channel, gives_back: GiveBack, may_be_stream: bool) -> Feed {
-        let admission = self.link.admissions.open(channel.id(), &self.settlement.account, gives_back);
-        let subscription = Arc::new(Subscription::new(Acker::new(channel, self.queue_name())));
+        let Link { gate, admissions, .. } = &self.route.link;
+        let admission = admissions.open(channel.id(), &self.settlement.account, gives_back);
+        let subscription =
+            Arc::new(Subscription::new(Acker::new(channel, self.queue_name()), Arc::clone(gate)));
         Feed { subscription, admission, may_be_stream }
     }
 
@@ -143,7 +145,7 @@ impl Subscriber {
     /// The queue is a stream.
     async fn precautions(&self, connection: &Connection) -> Result<Precautions, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
-        let (queue, gate) = (self.queue_name(), &self.link.gate);
+        let (queue, gate) = (self.queue_name(), &self.route.link.gate);
         // A queue of a name of paced's is one that it would declare alike, but perhaps for its limits.
         let is_foreign = self.queue == Queue::Jobs && downstream.queue.is_some() || gate.existing.has(&queue);
         if !is_foreign && options.declare && !gate.is_unchecked(&downstream.name) {

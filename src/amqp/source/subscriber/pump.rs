@@ -265,7 +265,7 @@ impl Subscriber {
         what: &str,
     ) -> Result<(), Error> {
         let channel = feed.subscription.acker.channel().clone();
-        let admissions = Arc::clone(&self.link.admissions);
+        let admissions = Arc::clone(&self.route.link.admissions);
         let closing = self.closing.clone();
         let mut cancel = pin!(channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
         let mut timeout = ReadTimeout::new(&admissions, &closing);
