@@ -19,7 +19,7 @@ use crate::amqp::admission::Admission;
 use crate::amqp::attached::Attached;
 use crate::amqp::connection::{ANSWER, Backoff, STABLE, close};
 use crate::amqp::error::Error;
-use crate::amqp::foreign::Traits;
+use crate::amqp::foreign::{Kind, Traits};
 use crate::amqp::guard::{Mark, take_mark};
 use crate::amqp::letter;
 use crate::amqp::links::Route;
@@ -80,7 +80,8 @@ pub(in crate::amqp) struct Subscriber {
 /// What was learnt of a queue, which others may have declared.
 #[derive(Default)]
 pub(super) struct Known {
-    /// Whether the broker refuses a consumer with a time-out of its own: it does so for what is no quorum queue.
+    /// Whether the broker refuses a consumer with a time-out of its own, as it does for what is no quorum queue: that is found
+    /// out where the kind of the queue cannot be.
     refuses_timeout: bool,
     /// The traits, as soon as they are known. They are kept, since the broker logs an error for each question.
     traits: Mutex<Option<Traits>>,
@@ -297,7 +298,8 @@ impl Subscriber {
     /// The arguments of the consumer. Brokers that know no such time-out ignore it.
     fn arguments(&self) -> Result<FieldTable, Error> {
         let mut arguments = FieldTable::default();
-        if !self.known.refuses_timeout {
+        let kind = lock(&self.known.traits).as_ref().map(|traits| traits.kind);
+        if kind != Some(Kind::Classic) && !self.known.refuses_timeout {
             let timeout = i64::try_from(CONSUMER_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
             arguments.insert(short(TIMEOUT)?, AMQPValue::LongLongInt(timeout));
         }
