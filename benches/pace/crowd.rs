@@ -158,6 +158,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
             methods: METHODS.map(str::to_owned).to_vec(),
             encoded_slash: false,
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
+            costs: Vec::new(),
             plans: Vec::new(),
             default_plan: None,
             reply: ReplyRules::default(),

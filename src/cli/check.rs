@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 
-use paced::config::{self, Loaded};
+use paced::config::{self, Downstream, Loaded};
+use paced::job::CostSource;
 use serde_json::{Value, json};
 
 use super::exit::Exit;
@@ -39,6 +40,32 @@ async fn check(global: &Global, args: &Args, report: &mut Report) -> Result<(), 
     Ok(())
 }
 
+/// What jobs cost limits, where that is not their paced-cost.
+fn costs(
+    name: &str,
+    downstream: &Downstream,
+    report: &mut Report,
+) -> Result<serde_json::Map<String, serde_json::Value>, Exit> {
+    let mut costs = serde_json::Map::new();
+    for rule in downstream.cost_rules() {
+        let source = match &rule.source {
+            CostSource::Fixed(cost) => cost.to_string(),
+            CostSource::Header(header) => format!("header:{header}"),
+        };
+        let default = rule.default.map(|cost| format!(" (or {cost})")).unwrap_or_default();
+        let limit = rule.limit;
+        report.line(format_args!(
+            "{name}: limit {limit}: cost {source}{default}, max_cost {}",
+            rule.max_cost
+        ))?;
+        costs.insert(
+            limit,
+            json!({ "cost": source, "default_cost": rule.default, "max_cost": rule.max_cost.units }),
+        );
+    }
+    Ok(costs)
+}
+
 fn offline(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
     let settings = &loaded.settings;
     let names: Vec<&str> = settings.downstreams.keys().map(String::as_str).collect();
@@ -52,9 +79,10 @@ fn offline(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
             report.line(format_args!("{name}: max_cost {} (plan {})", plan.max_cost, plan.name))?;
             plans.insert(plan.name, json!({ "max_cost": plan.max_cost.units }));
         }
+        let costs = costs(name, downstream, report)?;
         let max_cost = downstream.max_cost().units;
         let methods = &downstream.http.methods;
-        let found = json!({ "max_cost": max_cost, "methods": methods, "plans": plans });
+        let found = json!({ "max_cost": max_cost, "methods": methods, "plans": plans, "costs": costs });
         downstreams.insert(name.clone(), found);
     }
     report.set("files", json!(loaded.files));

@@ -229,6 +229,7 @@ fn dispatcher(args: &Args) -> Result<Dispatcher, Exit> {
             methods: METHODS.map(str::to_owned).to_vec(),
             encoded_slash: args.encoded_slash,
             max_cost: max_cost(&limits, args.max_cost),
+            costs: Vec::new(),
             plans: Vec::new(),
             default_plan: None,
             // A line cannot ask for a reply; the source does, where the body of the answer is wanted.

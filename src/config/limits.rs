@@ -10,9 +10,11 @@ use crate::limit::calendar::Midnight;
 use crate::limit::{Algorithm, Calendar, Edges, Limit, LimitError, LimitSet, MAX_LIMITS, calendar};
 use crate::rate::{Amount, Period, Rate, RateError};
 
+mod cost;
 mod keys;
 mod word;
 
+pub use cost::LimitCost;
 use keys::{
     ALGORITHM, ANCHOR, ANCHORS, BUCKETS, BURST, CAPACITY, LIMIT_RATE, LIMITS, MARGIN, NAME, PLAN_HINT,
     PLAN_LIMITS, RATE, RATE_HINT, RESET, RESETS, TIME_ZONE, UTC_OFFSET,
@@ -27,6 +29,8 @@ pub(super) struct NamedLimit<'v> {
     pub at: Found<'v>,
     /// Its burst or capacity, if it is given.
     pub burst: Option<Found<'v>>,
+    /// What jobs cost it, if that is not their paced-cost.
+    pub cost: Option<LimitCost>,
 }
 
 /// The limits of a downstream: `rate` first, then `limits`.
@@ -44,7 +48,7 @@ pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> O
             let limit = Limit::leaky_bucket(format!("{}-0", ALGORITHMS[0]), rate, 1);
             told(reader, table, limit)
         });
-        limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None }));
+        limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None, cost: None }));
     }
     if let Some((array, more)) = list(reader, table, &LIMITS, limits.len(), "") {
         limits.extend(more);
@@ -127,6 +131,8 @@ fn list<'v>(
     let (mut limits, mut shown) = (Vec::new(), Vec::new());
     for (at, one) in tables {
         let limit = limit(reader, &one, first + limits.len(), prefix);
+        // It is read in any case, or else its keys would be reported as unknown.
+        let cost = cost::cost(reader, &one, limit.as_ref().map_or("", Limit::name));
         let at = reader.given(&one, NAME.name).unwrap_or(at);
         let burst = limit.as_ref().map(|limit| match limit.algorithm() {
             Algorithm::TokenBucket(_) => CAPACITY.name,
@@ -135,7 +141,7 @@ fn list<'v>(
         // It is looked up only where it is a key, or else it would not be reported as unknown.
         let burst = burst.filter(|key| one.has(key) && limit.as_ref().is_some_and(Limit::is_even));
         let burst = burst.and_then(|key| reader.given(&one, key));
-        limits.push(limit.map(|limit| NamedLimit { limit, at, burst }));
+        limits.push(limit.map(|limit| NamedLimit { limit, at, burst, cost }));
         shown.push(inline(reader.entries.split_off(mark)));
     }
     reader.note(table, key, format!("[{}]", shown.join(", ")), Some(&array));

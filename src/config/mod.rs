@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 
 pub use document::quote;
 pub use error::{ConfigError, ConfigErrors};
+pub use limits::LimitCost;
 pub use reload::Reload;
 pub use schema::schema;
 pub use secret::Secret;

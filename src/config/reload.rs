@@ -158,6 +158,7 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
         }
         downstream.on_unavailable = new.on_unavailable;
         downstream.max_cost = new.max_cost;
+        downstream.costs.clone_from(&new.costs);
         downstream.concurrency = new.concurrency;
         downstream.horizon = new.horizon;
         downstream.max_wait = new.max_wait;

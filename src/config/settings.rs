@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::limits::LimitCost;
 use super::secret::Secret;
 use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
-use crate::job::{MaxCost, PlanRules};
+use crate::job::{CostRule, MaxCost, PlanRules};
 use crate::limit::LimitSet;
 use crate::tls::{ServerTlsOptions as AdminTls, TlsOptions};
 
@@ -162,6 +163,8 @@ pub struct Downstream {
     pub hold_max: Duration,
     /// The highest cost of one job; `None` stands for what the limits release in a minute.
     pub max_cost: Option<u32>,
+    /// What jobs cost limits, where that is not their `paced-cost`; those of all plans among them.
+    pub costs: Vec<LimitCost>,
     /// Sends in flight per replica.
     pub concurrency: usize,
     /// `[downstreams.NAME.queue]`
@@ -305,11 +308,36 @@ impl Downstream {
     }
 
     fn max_cost_in(&self, limits: &LimitSet) -> MaxCost {
-        let limits = match self.on_limit {
+        let own: Vec<&str> = self.costs.iter().map(|cost| cost.limit.as_str()).collect();
+        dispatch::max_cost_without(&self.effective(limits), &own, self.max_cost)
+    }
+
+    /// The limits as they decide: those of a downstream that rejects police.
+    fn effective(&self, limits: &LimitSet) -> LimitSet {
+        match self.on_limit {
             OnLimit::Wait => limits.clone(),
             OnLimit::Reject => limits.clone().policing(),
+        }
+    }
+
+    /// What jobs cost limits, where that is not their `paced-cost`.
+    pub fn cost_rules(&self) -> Vec<CostRule> {
+        let rule = |cost: &LimitCost| {
+            let has = |limits: &LimitSet| limits.iter().any(|limit| limit.name() == cost.limit);
+            let plan = match has(&self.limits) {
+                true => None,
+                false => Some(self.plans.iter().position(|plan| has(&plan.limits))?),
+            };
+            let limits = plan.map_or(&self.limits, |plan| &self.plans[plan].limits);
+            Some(CostRule {
+                limit: cost.limit.clone(),
+                plan,
+                source: cost.source.clone(),
+                default: cost.default,
+                max_cost: dispatch::max_cost_of(&self.effective(limits), &cost.limit)?,
+            })
         };
-        dispatch::max_cost(&limits, self.max_cost)
+        self.costs.iter().filter_map(rule).collect()
     }
 }
 
@@ -334,6 +362,7 @@ mod tests {
                 max_wait: None,
                 hold_max: Duration::from_secs(60),
                 max_cost: None,
+                costs: Vec::new(),
                 concurrency: 64,
                 queue: Queue { name: None, max_length: None, prefetch, prefetch_bytes: 64 << 20 },
                 http: Http {

@@ -28,6 +28,12 @@ pub enum FromConfigError {
         "`{0}` has on_limit = \"reject\": nobody waits for its limits; use a Limiter, or on_limit = \"wait\""
     )]
     Polices(String),
+    /// Limits of the downstream have costs of their own, which a shaper has no place for.
+    #[error(
+        "limits of `{0}` have costs of their own (`cost`), and a Shaper charges each limit the cost that a call gives; use \
+         the daemon, or a Limiter with `check_costs`"
+    )]
+    OwnCosts(String),
     /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -65,6 +71,9 @@ impl ShaperBuilder {
         };
         if found.on_limit == OnLimit::Reject {
             return Err(FromConfigError::Polices(downstream.to_owned()));
+        }
+        if !found.costs.is_empty() {
+            return Err(FromConfigError::OwnCosts(downstream.to_owned()));
         }
         let plans = found.plans.iter();
         let plans = plans.map(|plan| PlanLimits { name: plan.name.clone(), limits: plan.limits.clone() });

@@ -79,6 +79,7 @@ pub(crate) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
         methods: downstream.http.methods.clone(),
         encoded_slash: downstream.http.encoded_slash,
         max_cost: downstream.max_cost(),
+        costs: downstream.cost_rules(),
         plans: downstream.plan_rules(),
         default_plan: downstream.default_plan(),
         reply: reply_rules(settings),

@@ -8,6 +8,22 @@ use crate::limit::{Limit, LimitSet};
 /// The longest time that one job may hold up those behind it.
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// As [`max_cost`], of the limits that have no costs of their own; those that have are named.
+pub fn max_cost_without(limits: &LimitSet, own: &[&str], given: Option<u32>) -> MaxCost {
+    let rest: Vec<Limit> = limits.listed().filter(|limit| !own.contains(&limit.name())).cloned().collect();
+    match LimitSet::new(rest) {
+        Ok(rest) => max_cost(&rest, given),
+        // No limit counts by it.
+        Err(_) => MaxCost { units: u32::MAX, bound: CostBound::Given, given },
+    }
+}
+
+/// The highest cost of one job for the limit of this name alone; `None` where there is none.
+pub fn max_cost_of(limits: &LimitSet, name: &str) -> Option<MaxCost> {
+    let of: Vec<Limit> = limits.listed().filter(|limit| limit.name() == name).cloned().collect();
+    LimitSet::new(of).ok().map(|limits| max_cost(&limits, None))
+}
+
 /// The highest cost of one job under these limits, and the bound that sets it: `given` where there is one, otherwise
 /// the least over the limits of what each releases in a minute, but at least its burst and 1. It is never more than the
 /// limits can hold: a call for such a job would be repeated for ever, and hold up all others.

@@ -10,8 +10,8 @@ use super::entry::{Age, Entry, Hold};
 use super::retry::Attempts;
 use super::source::{DeadLetter, Delivery, ParkReason, Report, Stay, Ticket};
 use super::unsettled::Track;
-use crate::job::{self, Message, Reason, Rejection, Rules, shown_instant};
-use crate::limit::Limit;
+use crate::job::{self, Cost, Message, Reason, Rejection, Rules, shown_instant};
+use crate::limit::{JobCost, Limit};
 use crate::pace::{LaneId, SlotRequest};
 use crate::time::{Micros, wall_now};
 
@@ -76,7 +76,8 @@ impl Intake {
             // It goes behind the others.
             seq = arrivals.position_at(now, Duration::ZERO);
         }
-        let request = SlotRequest { lane, priority: job.priority, cost: job.cost, seq, since, end: None };
+        let cost = job_cost(&job.cost);
+        let request = SlotRequest { lane, priority: job.priority, cost, seq, since, end: None };
         // A time to come says nothing about the age of a job.
         let made_at = job.times.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
         let born = job.times.not_before.map_or(made_at, |start| start.max(made_at));
@@ -96,6 +97,13 @@ impl Intake {
             (None, None) => Taken::Ready(entry),
         }
     }
+}
+
+/// The cost as the engine counts it. The configuration has no more limits with costs of their own than fit.
+#[must_use]
+pub fn job_cost(cost: &Cost) -> JobCost {
+    let own = cost.own.iter();
+    own.fold(JobCost::each(cost.units), |all, (limit, units)| all.with(limit, *units).unwrap_or(all))
 }
 
 /// The attempts that were kept while the job was parked.

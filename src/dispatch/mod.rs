@@ -47,8 +47,9 @@ use view::Board;
 pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
 pub use crate::pace::{OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
-pub use cost::max_cost;
+pub use cost::{max_cost, max_cost_of, max_cost_without};
 pub use failures::{Failure, KindCount, Outage};
+pub use intake::job_cost;
 pub use job_log::TARGET as JOB_LOG;
 pub use retry::{Backoff, RetryPolicy, StatusRetry};
 pub use source::{

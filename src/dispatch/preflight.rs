@@ -43,6 +43,6 @@ impl Admission<Entry> for JobAdmission<'_> {
     fn admits(&self, entry: &Entry) -> bool {
         let has_end = entry.job.times.deadline.is_some() || entry.patience().is_some();
         let is_void = (has_end && entry.has_ended(wall_now())) || self.preflight.is_cancelled(&entry.job.id);
-        !is_void && self.rules.fits(entry.job.plan, entry.job.cost).is_ok()
+        !is_void && self.rules.fits(entry.job.plan, &entry.job.cost).is_ok()
     }
 }

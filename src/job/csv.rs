@@ -10,18 +10,20 @@ use super::nearest::nearest;
 use super::{Message, Value, shown};
 
 /// The columns by name; `header:NAME` is one for each header of the request.
-const COLUMNS: [(&str, Column); 10] = [
+const COLUMNS: [(&str, Column); 9] = [
     ("id", Column::Id),
     ("body", Column::Body),
     ("lane", Column::Header("paced-lane")),
     ("plan", Column::Header("paced-plan")),
     ("method", Column::Header("paced-method")),
     ("path", Column::Header("paced-path")),
-    ("cost", Column::Cost),
     ("priority", Column::Priority),
     ("not_before", Column::Instant("paced-not-before")),
     ("deadline", Column::Instant("paced-deadline")),
 ];
+
+/// The prefix of the columns that are costs of single limits.
+const COST: &str = "cost:";
 
 /// The prefix of the columns that are headers of the request.
 const REQUEST_HEADER: &str = "header:";
@@ -33,7 +35,8 @@ enum Column {
     Body,
     /// The text of a header of the message.
     Header(&'static str),
-    Cost,
+    /// A header of the message that is a cost.
+    Cost(String),
     Priority,
     /// An instant, as a header of the message.
     Instant(&'static str),
@@ -118,17 +121,24 @@ fn column(name: &str) -> Option<Column> {
     if let Some(header) = name.strip_prefix(REQUEST_HEADER) {
         return (!header.is_empty()).then(|| Column::Request(header.to_ascii_lowercase()));
     }
+    if name == "cost" {
+        return Some(Column::Cost("paced-cost".to_owned()));
+    }
+    if let Some(limit) = name.strip_prefix(COST) {
+        return (!limit.is_empty()).then(|| Column::Cost(format!("paced-cost-{limit}")));
+    }
     COLUMNS.iter().find(|(known, _)| *known == name).map(|(_, column)| column.clone())
 }
 
 fn hint(name: &str) -> String {
-    let known = COLUMNS.map(|(name, _)| name);
+    let mut known: Vec<&str> = COLUMNS.iter().map(|(name, _)| *name).collect();
+    known.insert(6, "cost");
     if name == REQUEST_HEADER {
         return "name the header, such as header:x-request-id".to_owned();
     }
     match nearest(&name.to_ascii_lowercase(), &known) {
         Some(near) => format!("did you mean `{near}`?"),
-        None => format!("known are {} and {REQUEST_HEADER}NAME", known.join(", ")),
+        None => format!("known are {}, {COST}LIMIT and {REQUEST_HEADER}NAME", known.join(", ")),
     }
 }
 
@@ -144,9 +154,9 @@ fn set(message: &mut Message, key: &str, column: &Column, cell: &[u8]) -> Result
         Column::Body => {}
         Column::Id => message.message_id = Some(text.to_owned()),
         Column::Header(name) => message.headers.push(((*name).to_owned(), as_text())),
-        Column::Cost => {
+        Column::Cost(name) => {
             let cost = text.trim().parse().map_err(|_| wrong("a whole number"))?;
-            message.headers.push(("paced-cost".to_owned(), Value::Integer(cost)));
+            message.headers.push((name.clone(), Value::Integer(cost)));
         }
         Column::Priority => message.priority = Some(text.trim().parse().map_err(|_| wrong(PRIORITY))?),
         Column::Instant(name) => {
@@ -208,6 +218,13 @@ mod tests {
     }
 
     #[test]
+    fn costs_of_single_limits_are_columns() {
+        let message = message("cost:tokens,cost", &[b"1500", b" 2 "]).expect("a job");
+        let header = |name: &str, cost| (name.to_owned(), Value::Integer(cost));
+        assert_eq!(message.headers, [header("paced-cost-tokens", 1500), header("paced-cost", 2)]);
+    }
+
+    #[test]
     fn wrong_names_are_told_with_the_nearest_one() {
         for (names, problem) in [
             ("id,bdy", "column 2: unknown name `bdy`; did you mean `body`?"),
@@ -217,7 +234,7 @@ mod tests {
             (
                 "customer",
                 "column 1: unknown name `customer`; known are id, body, lane, plan, method, path, cost, priority, \
-                 not_before, deadline and header:NAME",
+                 not_before, deadline, cost:LIMIT and header:NAME",
             ),
             ("id,id", "column 2: `id` is given twice; keep one"),
             ("header:a,header:A", "column 2: `header:a` is given twice; keep one"),

@@ -4,8 +4,8 @@ use uuid::Uuid;
 
 use super::nearest::nearest;
 use super::{
-    Content, CostBound, Job, MaxCost, Message, PlanRules, Reason, Rejection, ReplyTo, Request, Rules, Times,
-    Value, header, instant, path, shown, value,
+    Content, Cost, CostBound, CostRule, CostSource, Job, MaxCost, Message, PlanRules, Reason, Rejection,
+    ReplyTo, Request, Rules, Times, Value, header, instant, path, shown, value,
 };
 use crate::time::Micros;
 
@@ -34,6 +34,9 @@ pub const STRIPPED: [&str; 14] = [
 /// The methods that a job may have.
 pub const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
 
+/// The beginning of the headers by which a job says what it costs one limit, without the `paced-`.
+const COST_PREFIX: &str = "cost-";
+
 /// The longest lane key, in bytes.
 const MAX_LANE: usize = 128;
 
@@ -56,9 +59,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     let content_encoding = header::codings(content_encoding.as_deref());
     let fields = Fields::read(&message.headers, rules)?;
     let plan = fields.plan.or(rules.default_plan);
-    let most = plan.and_then(|plan| rules.plans.get(plan)).map_or(&rules.max_cost, |plan| &plan.max_cost);
-    let cost = fields.cost.map_or(Ok(1), |cost| fitting(cost, most));
-    let cost = cost.map_err(|detail| Rejection::new(Reason::CostTooLarge, detail))?;
+    let cost = job_cost(&fields, &message.headers, plan, rules)?;
     if body.len() > rules.max_body {
         let (is, most) = (body.len(), rules.max_body);
         return Err(Rejection::new(
@@ -91,6 +92,29 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     })
 }
 
+/// What a job of this plan takes of its limits.
+fn job_cost(
+    fields: &Fields,
+    headers: &[(String, Value)],
+    plan: Option<usize>,
+    rules: &Rules,
+) -> Result<Cost, Rejection> {
+    let most = plan.and_then(|plan| rules.plans.get(plan)).map_or(&rules.max_cost, |plan| &plan.max_cost);
+    let too_large = |detail: String| Rejection::new(Reason::CostTooLarge, detail);
+    let units = fields.cost.map_or(Ok(1), |cost| fitting("paced-cost", cost, most)).map_err(too_large)?;
+    let mut own = Vec::new();
+    for rule in rules.costs.iter().filter(|rule| rule.applies_to(plan)) {
+        let given = fields.costs.iter().find(|(name, _)| name == rule.own_name()).map(|(_, cost)| *cost);
+        let cost = given.map_or_else(|| rule.of(headers), Ok)?;
+        own.push((rule.limit.clone(), fitting(&rule.described(), cost, &rule.max_cost).map_err(too_large)?));
+    }
+    let known = |name: &String| rules.costs.iter().any(|rule| rule.own_name() == name);
+    if let Some((name, _)) = fields.costs.iter().find(|(name, _)| !known(name)) {
+        return Err(unknown(&format!("{COST_PREFIX}{name}")));
+    }
+    Ok(Cost { units, own })
+}
+
 fn id(given: Option<&str>) -> Result<String, Rejection> {
     match given {
         None => Ok(Uuid::now_v7().to_string()),
@@ -117,6 +141,8 @@ struct Fields {
     not_before: Option<Micros>,
     deadline: Option<Micros>,
     cost: Option<i128>,
+    /// The costs by the names of limits.
+    costs: Vec<(String, i128)>,
     request: Vec<(String, String)>,
 }
 
@@ -151,6 +177,12 @@ impl Fields {
             "deadline" => self.deadline.replace(instant::instant(name, value)?).is_none(),
             "cost" => self.cost.replace(cost(name, value)?).is_none(),
             _ if STRIPPED.contains(&key) => true,
+            _ if key.strip_prefix(COST_PREFIX).is_some_and(|limit| !limit.is_empty()) => {
+                let limit = &key[COST_PREFIX.len()..];
+                let first = self.costs.iter().all(|(other, _)| other != limit);
+                self.costs.push((limit.to_owned(), cost(name, value)?));
+                first
+            }
             _ => return Err(unknown(key)),
         };
         if first { Ok(()) } else { Err(twice(name)) }
@@ -222,15 +254,44 @@ fn cost(name: &str, value: &Value) -> Result<i128, Rejection> {
     Ok(cost)
 }
 
-/// The cost, if the limits of the job can hold it.
-pub(super) fn fitting(cost: i128, most: &MaxCost) -> Result<u32, String> {
+impl CostRule {
+    /// What gives the cost, for people.
+    pub(super) fn described(&self) -> String {
+        match &self.source {
+            CostSource::Fixed(_) => format!("cost of {}", self.own_name()),
+            CostSource::Header(name) => name.clone(),
+        }
+    }
+
+    /// The cost of a message with these headers.
+    fn of(&self, headers: &[(String, Value)]) -> Result<i128, Rejection> {
+        let name = match &self.source {
+            CostSource::Fixed(cost) => return Ok((*cost).into()),
+            CostSource::Header(name) => name,
+        };
+        let found = headers.iter().find(|(other, _)| other == name).map(|(_, value)| cost(name, value));
+        match (found, self.default) {
+            (Some(Ok(cost)), _) => Ok(cost),
+            (_, Some(default)) => Ok(default.into()),
+            (Some(Err(wrong)), None) => Err(wrong),
+            (None, None) => Err(Rejection::malformed(format!(
+                "`{}` is absent, and the limit `{}` costs what it says; send a whole number",
+                shown(name.as_bytes(), 60),
+                self.own_name()
+            ))),
+        }
+    }
+}
+
+/// The cost, which is given by `what`, if the limits of the job can hold it.
+pub(super) fn fitting(what: &str, cost: i128, most: &MaxCost) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {
         let way = match most.bound {
             CostBound::Given => "split the job, or raise it",
             CostBound::Minute(_) => "split the job, or set `max_cost`",
             CostBound::Held(_) => "split the job",
         };
-        format!("`paced-cost` is {cost}; `max_cost` is {most}: {way}")
+        format!("`{what}` is {cost}; `max_cost` is {most}: {way}")
     })
 }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crate::text::is_unsafe;
 use crate::time::Micros;
 
+mod cost;
 pub mod csv;
 mod decode;
 mod header;
@@ -17,6 +18,7 @@ mod path;
 mod reply;
 mod value;
 
+pub use cost::{Cost, CostBound, CostRule, CostSource, MaxCost};
 pub use decode::{KNOWN as PRODUCER_HEADERS, METHODS, STRIPPED as OWN_HEADERS, decode};
 pub use header::NEVER as FORBIDDEN_HEADERS;
 #[cfg(any(feature = "config", feature = "http"))]
@@ -92,8 +94,8 @@ pub struct Job {
     pub id: String,
     /// The lane's key; "" when absent.
     pub lane: String,
-    /// Cost in units of the downstream's limits.
-    pub cost: u32,
+    /// What it takes of the limits.
+    pub cost: Cost,
     /// The plan whose limits it obeys too, as an index into [`Rules::plans`].
     pub plan: Option<usize>,
     /// 0 to 9, higher first.
@@ -153,6 +155,8 @@ pub struct Rules {
     pub encoded_slash: bool,
     /// The highest cost of a job without a plan.
     pub max_cost: MaxCost,
+    /// What jobs cost limits, where that is not their `paced-cost`.
+    pub costs: Vec<CostRule>,
     /// The plans.
     pub plans: Vec<PlanRules>,
     /// The plan of a job that names none, as an index into `plans`.
@@ -170,48 +174,22 @@ pub struct PlanRules {
     pub max_cost: MaxCost,
 }
 
-/// The highest cost of one job, and the bound that sets it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MaxCost {
-    /// The units; at least 1.
-    pub units: u32,
-    /// The bound that sets it.
-    pub bound: CostBound,
-    /// The configured bound, even if the limits hold less.
-    pub given: Option<u32>,
-}
-
-/// The bounds of the cost of one job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CostBound {
-    /// The configuration.
-    Given,
-    /// The units that the limit of this name releases in a minute, or at once.
-    Minute(String),
-    /// The units that the limit of this name can hold at all.
-    Held(String),
-}
-
-impl fmt::Display for MaxCost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = self.units;
-        match &self.bound {
-            CostBound::Given => write!(f, "{units}"),
-            CostBound::Minute(limit) => write!(f, "{units}, what the limit `{limit}` releases in a minute"),
-            CostBound::Held(limit) => write!(f, "{units}, what the limit `{limit}` holds"),
-        }
-    }
-}
-
 impl Rules {
     /// Stands for every header in [`Rules::allow_headers`].
     pub const ANY_HEADER: &'static str = "*";
 
     /// Checks that a job of this plan may have this cost; the error is a text for its producer.
     #[cfg(feature = "dispatch")]
-    pub(crate) fn fits(&self, plan: Option<usize>, cost: u32) -> Result<(), String> {
-        let plan = plan.and_then(|plan| self.plans.get(plan));
-        decode::fitting(cost.into(), plan.map_or(&self.max_cost, |plan| &plan.max_cost)).map(drop)
+    pub(crate) fn fits(&self, plan: Option<usize>, cost: &Cost) -> Result<(), String> {
+        let row = plan.and_then(|plan| self.plans.get(plan));
+        decode::fitting("paced-cost", cost.units.into(), row.map_or(&self.max_cost, |plan| &plan.max_cost))?;
+        for (limit, units) in &cost.own {
+            let rule = self.costs.iter().find(|rule| rule.limit == *limit && rule.applies_to(plan));
+            if let Some(rule) = rule {
+                decode::fitting(&rule.described(), (*units).into(), &rule.max_cost)?;
+            }
+        }
+        Ok(())
     }
 }
 

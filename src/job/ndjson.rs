@@ -17,7 +17,7 @@ mod render;
 pub use render::{Rendered, render};
 
 /// The keys of a job, as documented.
-pub const KEYS: [&str; 12] = [
+pub const KEYS: [&str; 13] = [
     "id",
     "downstream",
     "body",
@@ -27,6 +27,7 @@ pub const KEYS: [&str; 12] = [
     "path",
     "headers",
     "cost",
+    "costs",
     "priority",
     "not_before",
     "deadline",
@@ -130,6 +131,7 @@ fn set(out: &mut Line, key: &str, raw: &RawValue) -> Result<(), LineError> {
         "path" => header("paced-path", Value::Text(string(key, raw)?.into())),
         "headers" => request_headers(message, raw)?,
         "cost" => header("paced-cost", scalar(key, raw, "a whole number")?),
+        "costs" => costs(message, raw)?,
         "priority" => message.priority = Some(priority(raw)?),
         "not_before" => header("paced-not-before", scalar(key, raw, INSTANT)?),
         "deadline" => header("paced-deadline", scalar(key, raw, INSTANT)?),
@@ -147,6 +149,19 @@ fn body(message: &mut Message, raw: &RawValue) -> Result<(), LineError> {
         message.content.body = Bytes::copy_from_slice(raw.get().as_bytes());
         // A header `content-type` takes precedence, wherever it stands in the line.
         message.content.content_type.get_or_insert_with(|| "application/json".to_owned());
+    }
+    Ok(())
+}
+
+fn costs(message: &mut Message, raw: &RawValue) -> Result<(), LineError> {
+    if !raw.get().starts_with('{') {
+        let expected = "an object of limits and whole numbers";
+        return Err(LineError::Type { key: "costs".to_owned(), expected });
+    }
+    for (limit, raw) in entries(raw.get().as_bytes())? {
+        let key = format!("costs.{}", shown(limit.as_bytes(), 60));
+        let value = scalar(&key, raw, "a whole number")?;
+        message.headers.push((format!("paced-cost-{limit}"), value));
     }
     Ok(())
 }

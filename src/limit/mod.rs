@@ -18,6 +18,7 @@ mod mark;
 mod new;
 mod pause;
 mod plan;
+mod price;
 mod rerate;
 mod set;
 mod share;
@@ -41,6 +42,10 @@ pub(crate) use lanes::{Keyed, Span};
 pub use leaky_bucket::LeakyBucket;
 pub use mark::Mark;
 pub use plan::{Charge, Costs, Passed, Plan, Refusal, Verdict};
+pub(crate) use price::CallCosts;
+pub use price::JobCost;
+#[cfg(feature = "config")]
+pub(crate) use price::MOST_OWN;
 #[doc(hidden)]
 pub use rerate::{Problem, rate_text};
 pub use set::{Combine, LimitSet, Row};

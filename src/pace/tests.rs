@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{End, LaneId, OnLimit, OnUnavailable, Prefetch, Settings, SlotRequest, Waiter};
-use crate::limit::{Limit, LimitSet};
+use crate::limit::{JobCost, Limit, LimitSet};
 
 /// Returns settings with one shaping leaky bucket of this rate.
 pub(crate) fn settings(rate: &str) -> Settings {
@@ -35,7 +35,7 @@ impl Caller {
     /// Creates a waiter of cost 1 in the downstream's own lane.
     pub(crate) fn new(seq: u64) -> Self {
         let (lane, since) = (LaneId::DOWNSTREAM, Instant::now());
-        let request = SlotRequest { lane, priority: 0, cost: 1, seq, since, end: None };
+        let request = SlotRequest { lane, priority: 0, cost: JobCost::each(1), seq, since, end: None };
         Self { request, is_live: true, is_movable: false }
     }
 
@@ -47,7 +47,7 @@ impl Caller {
 
     /// Sets the cost.
     pub(crate) fn cost(mut self, cost: u32) -> Self {
-        self.request.cost = cost;
+        self.request.cost = cost.into();
         self
     }
 

@@ -2,6 +2,8 @@
 
 use tokio::time::Instant;
 
+use crate::limit::JobCost;
+
 /// A lane: the waiters whose slots keep the same limits. The first lane has the downstream's own limits alone, and each
 /// plan has a lane of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,8 +44,8 @@ pub(crate) struct SlotRequest {
     pub(crate) lane: LaneId,
     /// The priority from 0 to 9; the higher priority goes first.
     pub(crate) priority: u8,
-    /// The number of units that it takes from its limits.
-    pub(crate) cost: u32,
+    /// What it takes from its limits.
+    pub(crate) cost: JobCost,
     /// The position in the order of arrival, which a waiter keeps when it returns to the backlog.
     pub(crate) seq: u64,
     /// The instant since which the waiter has been ready for a slot.
@@ -82,7 +84,7 @@ pub(crate) trait Waiter {
         self.request().priority
     }
 
-    fn cost(&self) -> u32 {
+    fn cost(&self) -> JobCost {
         self.request().cost
     }
 

@@ -158,6 +158,7 @@ async fn an_absent_id_is_the_same_in_line_and_request() {
         methods: METHODS.map(str::to_owned).to_vec(),
         encoded_slash: false,
         max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
+        costs: Vec::new(),
         plans: Vec::new(),
         default_plan: None,
         reply: ReplyRules::default(),

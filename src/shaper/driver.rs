@@ -48,7 +48,7 @@ struct Fits(Arc<Settings>);
 
 impl Admission<Waiting> for Fits {
     fn admits(&self, waiting: &Waiting) -> bool {
-        Cost::Each(waiting.cost()).check(self.0.limits_of(waiting.lane())).is_ok()
+        Cost::Each(waiting.cost().default_cost()).check(self.0.limits_of(waiting.lane())).is_ok()
     }
 }
 
@@ -231,7 +231,7 @@ impl Driver {
     /// Refuses a waiter whose cost the limits in force can never hold.
     fn refuse(&mut self, waiting: Waiting) {
         let settings = self.engine.settings();
-        match Cost::Each(waiting.cost()).check(settings.limits_of(waiting.lane())) {
+        match Cost::Each(waiting.cost().default_cost()).check(settings.limits_of(waiting.lane())) {
             Err(invalid) => answer(waiting, WaitOutcome::Refused(invalid.into())),
             // The limits have changed again, and hold its cost now.
             Ok(()) => self.engine.offer(waiting),

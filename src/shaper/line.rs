@@ -39,7 +39,7 @@ impl<'a> QueuePlace<'a> {
         let (seq, since) = (core.next_seq(), Instant::now());
         Ok(Self {
             core,
-            request: SlotRequest { lane, priority: 0, cost, seq, since, end: None },
+            request: SlotRequest { lane, priority: 0, cost: cost.into(), seq, since, end: None },
             outcome: None,
         })
     }
@@ -110,7 +110,7 @@ impl<'a> QueuePlace<'a> {
 impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         let SlotRequest { lane, cost, seq, .. } = self.request;
-        self.core.units(lane).fetch_sub(cost.into(), Ordering::Relaxed);
+        self.core.units(lane).fetch_sub(cost.default_cost().into(), Ordering::Relaxed);
         let Some(mut outcome) = self.outcome.take() else { return };
         outcome.close();
         match outcome.try_recv() {

@@ -44,7 +44,12 @@ async fn the_check_and_the_configuration_as_json() {
     assert_eq!((output.code, &found["ok"]), (0, &json!(true)));
     assert_eq!(
         found["downstreams"],
-        json!({ "a": { "max_cost": 300, "methods": ["POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"], "plans": {} } })
+        json!({ "a": {
+            "max_cost": 300,
+            "methods": ["POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"],
+            "plans": {},
+            "costs": {},
+        } })
     );
     assert_eq!((found["warnings"].as_array().unwrap().len(), &found["errors"]), (1, &json!([])));
     assert_eq!(found["files"], json!(["FILE"]));

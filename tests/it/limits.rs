@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use lapin::types::AMQPValue;
 use serde_json::Value;
 
 use crate::pace::{begin_at_once, slots};
@@ -252,4 +253,46 @@ async fn a_pipe_may_reject() {
     }
     let expected = [("\"delivered\" null".to_owned(), 1), ("\"rejected\" \"rejected\"".to_owned(), 29)];
     assert_eq!(outcomes, BTreeMap::from(expected));
+}
+
+/// Each limit counts jobs by its own cost, over replicas: 20 of 1500 tokens and 5 of the default fill both limits.
+#[tokio::test]
+async fn requests_and_tokens_are_limited_together() {
+    let limits = "on_limit = 'reject'
+        limits = [
+            { algorithm = 'quota', rate = '25/d', name = 'requests', cost = 1 },
+            { algorithm = 'quota', rate = '30500/d', name = 'tokens', cost = 'header:tokens', default_cost = 100 },
+        ]";
+    let site = Site::shared("tokens", limits).await;
+    let [first, second] = [site.replica().await, site.replica().await];
+    let dear =
+        Job::many("dear", 20).into_iter().map(|job| job.header_value("tokens", AMQPValue::LongInt(1500)));
+    site.publish(dear.collect()).await;
+    site.api.wait_for(20, LONG).await;
+    // 500 tokens and 5 requests are left: the first is too dear, the second is one too many for what a job may cost.
+    site.publish(vec![
+        Job::new("rejected").header("tokens", "501"),
+        Job::new("too-dear").header_value("tokens", AMQPValue::LongInt(30_501)),
+        Job::new("own").header("paced-cost-tokens", "100").header("tokens", "9999"),
+    ])
+    .await;
+    site.api.wait_for(21, LONG).await;
+    site.publish(Job::many("cheap", 5)).await;
+    let mut letters = Vec::new();
+    until("every job is there or dead", LONG, async || {
+        letters.extend(drain(&site.amqp, &site.dead_queue()).await);
+        letters.len() + site.api.count() >= 28
+    })
+    .await;
+    let reasons: BTreeMap<&str, &str> =
+        letters.iter().map(|letter| (letter.id(), letter.headers["paced-reason"].as_str())).collect();
+    assert_eq!((reasons["rejected"], reasons["too-dear"]), ("rejected", "cost-too-large"));
+    assert_eq!((site.api.count(), letters.len()), (25, 3), "{reasons:?}");
+    let check = site.cli(&["check"]).await;
+    for line in
+        ["limit requests: cost 1, max_cost 25", "limit tokens: cost header:tokens (or 100), max_cost 30500"]
+    {
+        assert!(check.stdout.contains(line), "{line}: {}", check.stdout);
+    }
+    assert_eq!((first.stop().await, second.stop().await), (0, 0));
 }

@@ -82,7 +82,7 @@ fn every_header_is_in_the_reference() {
     let messages = page("reference/messages.md");
     let headers = section(&messages, "Headers");
     let known = job::PRODUCER_HEADERS.map(|name| format!("paced-{name}"));
-    let others = ["http-NAME", "traceparent", "tracestate"];
+    let others = ["paced-cost-LIMIT", "http-NAME", "traceparent", "tracestate"];
     same(first_column(headers, "header"), known.iter().map(String::as_str).chain(others));
 
     let (_, forbidden) = headers.split_once("No job sets these").unwrap();

@@ -14,7 +14,7 @@ use crate::config::tls::tls;
 use crate::config::{limits, value, warnings};
 use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::job::nearest;
-use crate::limit::LimitSet;
+use crate::limit::{LimitSet, MOST_OWN};
 
 keys! {
     /// An API that is called no faster than its limits allow.
@@ -88,6 +88,7 @@ struct OwnLimits<'v> {
     set: Option<LimitSet>,
     /// With those of each plan.
     plans: Option<Vec<Plan>>,
+    costs: Vec<limits::LimitCost>,
 }
 
 pub(super) fn downstream<'v>(
@@ -130,6 +131,7 @@ pub(super) fn downstream<'v>(
         max_wait,
         hold_max: hold_max?,
         max_cost,
+        costs: limits.costs,
         concurrency: concurrency?,
         queue: queue?,
         http: http?,
@@ -157,8 +159,30 @@ fn own_limits<'v>(
     let set = own.as_ref().and_then(|own| limits::set(reader, own, police, ""));
     // A mistake in the downstream's own limits is reported once, not again for each plan.
     let own = own.filter(|_| set.is_some());
+    let costs = costs(reader, named.as_deref().unwrap_or_default(), plans);
     let plans = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
-    OwnLimits { named: named.unwrap_or_default(), on_limit, set, plans }
+    OwnLimits { named: named.unwrap_or_default(), on_limit, set, plans, costs }
+}
+
+/// What jobs cost the limits of a downstream and of all plans. No job has more costs of its own than are counted.
+fn costs<'v>(
+    reader: &mut Reader<'v>,
+    own: &[limits::NamedLimit<'v>],
+    plans: &Plans<'v>,
+) -> Vec<limits::LimitCost> {
+    let of = |limits: &[limits::NamedLimit<'v>]| limits.iter().filter(|limit| limit.cost.is_some()).count();
+    for plan in plans.values().map(|plan| plan.as_deref().unwrap_or_default()).chain([&[][..]]) {
+        if of(own) + of(plan) > MOST_OWN
+            && let Some(last) = own.iter().chain(plan).rfind(|limit| limit.cost.is_some())
+        {
+            let problem =
+                format!("over {MOST_OWN} limits of one job have costs of their own; use at most so many");
+            reader.wrong(&last.at, problem);
+            break;
+        }
+    }
+    let all = own.iter().chain(plans.values().flatten().flatten());
+    all.filter_map(|limit| limit.cost.clone()).collect()
 }
 
 /// The limits that the downstream's jobs obey under each plan: the downstream's own, and then the plan's.

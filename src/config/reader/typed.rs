@@ -51,6 +51,35 @@ impl<'v> Reader<'v> {
         T::try_from(number).ok()
     }
 
+    /// An integer within the bounds of the key, or a text, as these functions take them. `node` is the schema.
+    pub fn integer_or_text<T>(
+        &mut self,
+        table: &Table<'v>,
+        key: &Key,
+        node: impl FnOnce() -> serde_json::Value,
+        integer: impl Fn(u64) -> Option<T>,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        self.declare(table, key, node);
+        let Some(found) = self.find(table, key.name) else {
+            self.absent(table, key);
+            return None;
+        };
+        if let Value::Num(_, number) = found.value {
+            let (low, high) = key.range().into_inner();
+            let number = integer_of(number).and_then(|number| u64::try_from(number).ok());
+            let number = number.filter(|number| key.range().contains(number));
+            let problem = || format!("out of range; use an integer from {low} to {high}");
+            let number = self.accept(&found, number.ok_or_else(problem))?;
+            self.note(table, key, number.to_string(), Some(&found));
+            return integer(number);
+        }
+        let text = self.text(&found, IN_QUOTES)?;
+        let taken = self.accept(&found, parse(&text))?;
+        self.note(table, key, quote(&text), Some(&found));
+        Some(taken)
+    }
+
     pub fn boolean(&mut self, table: &Table<'v>, key: &Key) -> Option<bool> {
         self.declare(table, key, || json!({ "type": "boolean" }));
         let Some(found) = self.find(table, key.name) else {

@@ -9,6 +9,7 @@ use crate::dispatch::entry::Entry;
 use crate::dispatch::failures::Ending;
 use crate::dispatch::health::Contact;
 use crate::dispatch::source::DeadLetter;
+use crate::limit::JobCost;
 use crate::pace::{LaneId, ProbeEnd};
 
 use crate::sink::Response;
@@ -20,7 +21,7 @@ pub(in crate::dispatch) enum Event {
     /// The slot was given up: the job waits for another one, in its old position.
     Back(Entry),
     /// Nothing was sent at this slot, which was granted for this lane and cost.
-    Unused { lane: LaneId, cost: u32, slot: Micros },
+    Unused { lane: LaneId, cost: JobCost, slot: Micros },
     /// The job failed and is tried again later.
     Retry(Instant, Entry),
     /// The downstream throttled the job, which is tried again later.

@@ -3,6 +3,7 @@
 mod absence;
 mod cancel;
 mod cooling;
+mod costs;
 mod dear;
 mod drain;
 mod faults;

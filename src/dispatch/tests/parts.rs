@@ -271,6 +271,7 @@ fn rules() -> Rules {
         methods: METHODS.map(str::to_owned).to_vec(),
         encoded_slash: false,
         max_cost: at_most(1000),
+        costs: Vec::new(),
         plans: Vec::new(),
         default_plan: None,
         reply: ReplyRules { own: Some("paced.".to_owned()), ..ReplyRules::default() },

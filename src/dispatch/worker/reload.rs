@@ -3,19 +3,21 @@
 use std::sync::Arc;
 
 use super::Worker;
-use crate::dispatch::cost::max_cost;
+use crate::dispatch::cost::{max_cost_of, max_cost_without};
 use crate::dispatch::flight::FlightContext;
 use crate::dispatch::preflight::Preflight;
 use crate::dispatch::{Options, RetryPolicy};
+use crate::pace::LaneId;
 
 impl Worker {
     /// Applies new options: those that need no restart take effect at once, the limits once all replicas agree on them.
     pub(super) fn reload(&mut self, new: Options) {
-        // The jobs were decoded by the old rules: only the highest cost follows the limits.
+        // The jobs were decoded by the old rules: only what they cost, and may, follows the limits.
         let mut rules = self.intake.rules.clone();
         rules.default_plan = new.rules.default_plan;
         rules.max_cost = new.rules.max_cost.clone();
         rules.plans.clone_from(&new.rules.plans);
+        rules.costs.clone_from(&new.rules.costs);
         let old = self.engine.settings();
         if new.plans.len() != old.plans.len() || rules.plans.len() != old.plans.len() {
             let downstream = &old.downstream;
@@ -53,10 +55,19 @@ impl Worker {
 
     /// Adapts the highest cost of jobs to the limits in force.
     pub(super) fn bound_costs(&mut self) {
-        let plans = self.intake.rules.plans.iter_mut().map(|plan| &mut plan.max_cost);
-        let bounds = std::iter::once(&mut self.intake.rules.max_cost).chain(plans);
+        let rules = &mut self.intake.rules;
+        let own: Vec<&str> = rules.costs.iter().map(|rule| rule.limit.as_str()).collect();
+        let plans = rules.plans.iter_mut().map(|plan| &mut plan.max_cost);
+        let bounds = std::iter::once(&mut rules.max_cost).chain(plans);
         for (bound, limits) in bounds.zip(self.engine.settings().lanes()) {
-            *bound = max_cost(limits, bound.given);
+            *bound = max_cost_without(limits, &own, bound.given);
+        }
+        for rule in &mut rules.costs {
+            let limits = self.engine.settings().limits_of(LaneId::of_plan(rule.plan));
+            // One that is not in force costs nothing.
+            if let Some(bound) = max_cost_of(limits, &rule.limit) {
+                rule.max_cost = bound;
+            }
         }
     }
 }

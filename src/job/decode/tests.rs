@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use super::super::ReplyRules;
 use super::*;
 
+mod costs;
 mod headers;
 
 fn rules() -> Rules {
@@ -24,6 +25,7 @@ fn rules() -> Rules {
         methods: METHODS.map(str::to_owned).to_vec(),
         encoded_slash: false,
         max_cost: held(100, "gcra-0"),
+        costs: Vec::new(),
         plans: [("free", 2), ("pro", 1000)].map(|(name, cost)| plan_rules(name, cost)).to_vec(),
         default_plan: None,
         reply: ReplyRules { own: Some("paced.".to_owned()), ..ReplyRules::default() },
@@ -75,7 +77,7 @@ fn detail(message: &Message) -> String {
 fn an_empty_message_is_a_post_of_nothing() {
     let job = job(&Message::default());
     assert_eq!((job.request.method, job.request.path.as_str(), job.lane.as_str()), ("POST", "", ""));
-    assert_eq!((job.cost, job.priority), (1, 0));
+    assert_eq!((job.cost.units, job.priority), (1, 0));
     assert_eq!((job.times.not_before, job.times.deadline, job.reply), (None, None, None));
     assert!(job.request.headers.is_empty() && job.content.body.is_empty());
     assert_eq!(job.content.content_type.or(job.content.content_encoding), None);
@@ -215,7 +217,7 @@ fn costs_of_every_type() {
         (text("+7"), 7),
         (text("7.0"), 7),
     ] {
-        assert_eq!(job(&with("paced-cost", value)).cost, cost);
+        assert_eq!(job(&with("paced-cost", value)).cost.units, cost);
     }
     for value in [
         Value::Integer(0),
@@ -260,8 +262,8 @@ fn a_cost_must_fit_the_limits_of_its_plan() {
         message.headers.insert(usize::from(cost % 2 == 0), ("paced-plan".to_owned(), text(plan)));
         message
     };
-    assert_eq!(job(&costing("free", 2)).cost, 2);
-    assert_eq!((job(&costing("pro", 999)).cost, job(&costing("pro", 1000)).cost), (999, 1000));
+    assert_eq!(job(&costing("free", 2)).cost.units, 2);
+    assert_eq!((job(&costing("pro", 999)).cost.units, job(&costing("pro", 1000)).cost.units), (999, 1000));
     for (plan, cost) in [("free", 3), ("pro", 1001), ("pro", 1002)] {
         assert_eq!(reason(&costing(plan, cost)), Reason::CostTooLarge);
     }
@@ -347,7 +349,7 @@ proptest! {
         let message = Message { headers, message_id, priority, content, ..Message::default() };
         match decode(&message, &rules()) {
             Ok(job) => {
-                prop_assert!(job.priority <= 9 && (1..=100).contains(&job.cost) && job.content.body.len() <= 16);
+                prop_assert!(job.priority <= 9 && (1..=100).contains(&job.cost.units) && job.content.body.len() <= 16);
                 prop_assert!(job.lane.len() <= 128 && (1..=255).contains(&job.id.len()));
                 for (name, value) in &job.request.headers {
                     prop_assert!(!value.contains(['\r', '\n', '\0']), "{name}");

@@ -16,7 +16,8 @@ pub struct Rendered {
 /// Renders the message; `None` where it is malformed or its body is no UTF-8, which a line cannot hold.
 pub fn render(message: &Message) -> Option<Rendered> {
     let body = std::str::from_utf8(&message.content.body).ok().filter(|_| message.malformed.is_none())?;
-    let (mut job, mut headers, mut left_out) = (Map::new(), Map::new(), Vec::new());
+    let (mut job, mut headers, mut costs) = (Map::new(), Map::new(), Map::new());
+    let mut left_out = Vec::new();
     if let Some(id) = &message.message_id {
         job.insert("id".to_owned(), id.as_str().into());
     }
@@ -44,7 +45,9 @@ pub fn render(message: &Message) -> Option<Rendered> {
                 let value = scalar(value).filter(|value| value.is_string() || !is_text);
                 Some((&mut job, key.to_owned(), value))
             }
-            (None, None) => None,
+            (None, None) => {
+                name.strip_prefix("paced-cost-").map(|limit| (&mut costs, limit.to_owned(), scalar(value)))
+            }
         };
         match place {
             Some((object, key, Some(value))) if !object.contains_key(&key) => {
@@ -52,6 +55,9 @@ pub fn render(message: &Message) -> Option<Rendered> {
             }
             _ => left_out.push(name.clone()),
         }
+    }
+    if !costs.is_empty() {
+        job.insert("costs".to_owned(), costs.into());
     }
     if !headers.is_empty() {
         job.insert("headers".to_owned(), headers.into());

@@ -42,13 +42,14 @@ fn every_key_has_its_place() {
         methods: METHODS.map(str::to_owned).to_vec(),
         encoded_slash: false,
         max_cost: most(1),
+        costs: Vec::new(),
         plans: vec![PlanRules { name: "pro".to_owned(), max_cost: most(3) }],
         default_plan: None,
         reply: ReplyRules::default(),
     };
     let job = decode(&line.message, &rules).expect("a job");
     assert_eq!((job.id.as_str(), job.lane.as_str(), job.request.method), ("i1", "acme", "PUT"));
-    assert_eq!((job.request.path.as_str(), job.cost, job.priority), ("a?b", 3, 9));
+    assert_eq!((job.request.path.as_str(), job.cost.units, job.priority), ("a?b", 3, 9));
     assert_eq!(job.times.not_before.map(|at| at.0), Some(1_700_000_000_123_000));
     assert!(job.times.deadline.is_some());
     assert_eq!(job.plan, Some(0));
@@ -104,6 +105,21 @@ fn a_content_type_among_the_headers_wins() {
 fn costs_and_instants_of_any_number_type() {
     for (number, value) in [("2", Value::Integer(2)), ("2.0", Value::Float(2.0)), (r#""2""#, text("2"))] {
         assert_eq!(header(&line(&format!(r#"{{"cost": {number}}}"#)), "paced-cost"), &value);
+    }
+}
+
+#[test]
+fn costs_of_single_limits_are_headers_of_their_own() {
+    let line = line(r#"{"cost": 2, "costs": {"tokens": 1500, "images": "3"}}"#);
+    assert_eq!(header(&line, "paced-cost-tokens"), &Value::Integer(1500));
+    assert_eq!(header(&line, "paced-cost-images"), &text("3"));
+    let rendered = render(&line.message).unwrap();
+    assert_eq!(
+        serde_json::Value::from(rendered.job).to_string(),
+        r#"{"cost":2,"costs":{"images":"3","tokens":1500}}"#
+    );
+    for wrong in [r#"{"costs": 3}"#, r#"{"costs": {"tokens": []}}"#] {
+        assert!(matches!(error(wrong), LineError::Type { .. }), "{wrong}");
     }
 }
 

@@ -88,9 +88,9 @@ async fn one_that_waits_no_longer_is_found_wherever_it_is() {
     }
     assert!(backlog.is_empty());
     backlog.push(Caller::new(3).cost(2));
-    assert!(backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost() == 1).is_none());
+    assert!(backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost() == 1.into()).is_none());
     assert!(backlog.pop_if(plan, |_| true).is_none());
-    let popped = backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost() == 2);
+    let popped = backlog.pop_if(LaneId::DOWNSTREAM, |caller| caller.cost() == 2.into());
     assert_eq!((popped.map(|caller| caller.seq()), backlog.len()), (Some(3), 0));
 }
 

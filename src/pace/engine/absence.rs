@@ -118,7 +118,8 @@ impl<W: Waiter> Engine<W> {
                 break;
             }
             for waiter in batch {
-                self.schedule.on_granted(next.lane, waiter.cost().into(), None);
+                let units = waiter.cost().units(self.settings.limits_of(next.lane));
+                self.schedule.on_granted(next.lane, units.into(), None);
                 self.meters.granted(now.saturating_duration_since(waiter.since()), Duration::ZERO);
                 self.release.hold_at_once(Held { waiter, slot, deadline });
             }

@@ -149,7 +149,8 @@ impl<W: Waiter> Engine<W> {
             }
             let Some(waiter) = batch.pop_front() else { break };
             // Every decision counts as a turn, so that a plan that is used up is not chosen every time.
-            self.schedule.on_granted(lane, waiter.cost().into(), None);
+            let units = waiter.cost().units(self.settings.limits_of(lane));
+            self.schedule.on_granted(lane, units.into(), None);
             let (earliest, limit) = (verdict.earliest, verdict.limit);
             match suspended {
                 _ if earliest > slot => {
@@ -260,7 +261,8 @@ impl<W: Waiter> Engine<W> {
         let granted = reserved.jobs().filter_map(|job| batch.get(job)).map(Waiter::cost);
         let (mut units, mut last_cost) = (0, None);
         for cost in granted {
-            (units, last_cost) = (units + u64::from(cost), Some(cost));
+            let own = cost.units(self.settings.limits_of(lane));
+            (units, last_cost) = (units + u64::from(own), Some(cost.known_units()));
         }
         let last = reserved.slots.last().map(|slot| sent + slot.since(reserved.stamp.now));
         let latest = last.zip(last_cost);
@@ -334,7 +336,7 @@ impl<W: Waiter> Engine<W> {
         let local = self.pacing.state().local();
         let limits = local.map_or(&self.settings, |local| &local.settings).limits_of(lane);
         let refused = reserved.refused.map(|refusal| Passed { job: reserved.jobs_decided(), refusal });
-        let cost = |passed: &Passed| batch.get(passed.job).map_or(1, Waiter::cost);
+        let cost = |passed: &Passed| batch.get(passed.job).map_or(1, |waiter| waiter.cost().known_units());
         let waits = |passed: &&Passed| limits.waits_for_window(passed.refusal.limit) && cost(passed) > 1;
         let dear = reserved.passed.iter().chain(&refused).filter(waits);
         let Some(least) = dear.min_by_key(|passed| cost(passed)) else { return false };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Admission, Effect, Engine, Refusal};
+use crate::limit::JobCost;
 use crate::pace::pacing::{Ask, Call, LocalPace, ask};
 use crate::pace::schedule::Next;
 use crate::pace::{LaneId, Waiter};
@@ -92,7 +93,8 @@ impl<W: Waiter> Engine<W> {
         if waiters.is_empty() {
             return None;
         }
-        let units = waiters.iter().map(|waiter| u64::from(waiter.cost())).sum();
+        let limits = self.settings.limits_of(next.lane);
+        let units = waiters.iter().map(|waiter| u64::from(waiter.cost().units(limits))).sum();
         let in_hand = self.backlog.len() + waiters.len() + self.release.held() + self.release.sending();
         let more = u64::from(self.settings.may_more_wait(in_hand));
         // A turn is of no use to waiters for which the concurrency has no room.
@@ -122,11 +124,15 @@ impl<W: Waiter> Engine<W> {
         let local = self.pacing.state().local().cloned();
         let settings = local.as_ref().map_or(&self.settings, |local| &local.settings);
         // A share of the limits may hold less than the limits do, so that at most the whole share is charged.
-        let most = if local.is_some() { settings.limits_of(lane).max_cost() } else { u32::MAX };
-        let costs: Vec<u32> = batch.iter().map(|waiter| waiter.cost().min(most)).collect();
+        let limits = settings.limits_of(lane);
+        let cost = |waiter: &W| match local.is_some() {
+            true => waiter.cost().at_most(limits),
+            false => waiter.cost(),
+        };
+        let costs: Vec<JobCost> = batch.iter().map(cost).collect();
         let first = costs.first().copied().unwrap_or_default();
         // A plan's own limits add no reach, since the downstream's limits would advance with the slot.
-        let ahead = ahead.saturating_add(settings.limits.reach(first));
+        let ahead = ahead.saturating_add(settings.limits.reach_of(&first.row(&settings.limits)));
         let (call_costs, goes_on) = (costs.clone(), asker.is_some_and(|asker| asker.goes_on));
         if let Some(LocalPace { store, settings }) = local {
             let asked = Ask { lane, costs, ahead, lease: None, asker, generation: 0 };
@@ -167,7 +173,7 @@ impl<W: Waiter> Engine<W> {
             } else if !admission.admits(&waiter) {
                 self.backlog.note_left();
                 self.driver.effects.push(Effect::Refuse(waiter, Refusal::NotAdmitted));
-            } else if let Some(until) = self.schedule.barred(lane, waiter.cost(), reaches) {
+            } else if let Some(until) = self.schedule.barred(lane, waiter.cost().known_units(), reaches) {
                 self.backlog.put_aside(until, waiter);
             } else {
                 batch.push_back(waiter);

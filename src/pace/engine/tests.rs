@@ -16,7 +16,7 @@ struct UpTo(u32);
 
 impl Admission<Caller> for UpTo {
     fn admits(&self, caller: &Caller) -> bool {
-        caller.cost() <= self.0
+        caller.cost().default_cost() <= self.0
     }
 }
 

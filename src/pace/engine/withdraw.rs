@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Engine;
+use crate::limit::JobCost;
 use crate::pace::meters::Abandoned;
 use crate::pace::release::{Held, Unused};
 use crate::pace::{LaneId, Waiter};
@@ -86,7 +87,7 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Gives a slot back that has come, and at which nothing was sent.
-    pub(crate) fn give_back_unused(&mut self, (lane, cost, slot): (LaneId, u32, Micros)) {
+    pub(crate) fn give_back_unused(&mut self, (lane, cost, slot): (LaneId, JobCost, Micros)) {
         // If slots lie far apart, the next waiter does not have to wait for a whole interval, unless a later slot was
         // taken.
         if self.settings.limits_of(lane).spacing() > self.settings.horizon {

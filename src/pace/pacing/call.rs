@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::limit::Costs;
+use crate::limit::{CallCosts, Costs, JobCost};
 use crate::pace::{LaneId, OnLimit, Settings};
 use crate::store::{
     Asker, BoxFuture, Check, Checked, Lease, Reserve, Reserved, Scope, Sharing, Store, StoreError,
@@ -20,7 +20,7 @@ pub(crate) struct Call<W> {
     pub(crate) batch: VecDeque<W>,
     /// The settings whose limits the call uses, and the cost of each waiter.
     pub(crate) settings: Arc<Settings>,
-    pub(crate) costs: Vec<u32>,
+    pub(crate) costs: Vec<JobCost>,
     /// Whether the call goes to this replica's local pace, not to the shared store.
     pub(crate) is_local: bool,
     /// Whether the call is for the trial: a single waiter that tests whether the downstream can be used again.
@@ -40,7 +40,7 @@ impl<W: fmt::Debug> fmt::Debug for Call<W> {
 /// The request of a call.
 pub(crate) struct Ask {
     pub(crate) lane: LaneId,
-    pub(crate) costs: Vec<u32>,
+    pub(crate) costs: Vec<JobCost>,
     /// How far ahead a slot may lie.
     pub(crate) ahead: Duration,
     /// The replica, and the time for which it counts as alive.
@@ -74,7 +74,9 @@ pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>
     };
     // The state of a plan's limit belongs to the downstream too; its name tells it from others.
     let scope = Scope { downstream: &settings.downstream, key: "" };
-    let (limits, costs) = (settings.limits_of(lane), Costs::Each(&costs));
+    let limits = settings.limits_of(lane);
+    let costs = CallCosts::of(&costs, limits);
+    let costs = costs.costs();
     let sent = Instant::now();
     let answer = match settings.on_limit {
         OnLimit::Wait => {

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::meters::Abandoned;
 use super::release::Unused;
 use super::{LaneId, OnLimit, OnUnavailable, Settings, Waiter};
+use crate::limit::JobCost;
 use crate::store::{BoxFuture, Reserved, SlotClock, Store};
 use crate::time::Micros;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
@@ -176,7 +177,7 @@ impl<W> Pacing<W> {
     }
 
     /// Gives an unused slot of this lane and cost back, if it is the last one that the store granted to this replica.
-    pub(crate) fn give_back(&mut self, lane: LaneId, cost: u32, slot: Micros, store: &Arc<dyn Store>) {
+    pub(crate) fn give_back(&mut self, lane: LaneId, cost: JobCost, slot: Micros, store: &Arc<dyn Store>) {
         // Slots of a local pace are of no use to other replicas.
         if self.state.local().is_none() {
             self.returns.give_back(lane, cost, slot, store);

@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use tokio::task::unconstrained;
 
-use crate::limit::Costs;
+use crate::limit::{CallCosts, JobCost};
 use crate::pace::meters::Abandoned;
 use crate::pace::release::Unused;
 use crate::pace::{LaneId, Settings};
@@ -36,7 +36,7 @@ pub(crate) struct Tail {
     lane: LaneId,
     settings: Arc<Settings>,
     /// The cost of each waiter of the call.
-    costs: Vec<u32>,
+    costs: Vec<JobCost>,
     slots: Slots,
 }
 
@@ -45,7 +45,7 @@ enum Slots {
     /// The reply of the store.
     Reply(Box<Reserved>),
     /// The remaining slots, each with its cost and the data to give it back.
-    Remaining(Vec<(u32, Granted)>),
+    Remaining(Vec<(JobCost, Granted)>),
 }
 
 impl Returns {
@@ -57,7 +57,7 @@ impl Returns {
     }
 
     /// Gives an unused slot of this lane and cost back, if it is the last one that the store granted to this replica.
-    pub(crate) fn give_back(&mut self, lane: LaneId, cost: u32, slot: Micros, store: &Arc<dyn Store>) {
+    pub(crate) fn give_back(&mut self, lane: LaneId, cost: JobCost, slot: Micros, store: &Arc<dyn Store>) {
         let tail = self.tail.as_mut().filter(|_| self.under_way.len() < MAX_RETURNS);
         let granted = tail.and_then(|tail| Some((Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?)));
         if let Some((settings, granted)) = granted {
@@ -88,12 +88,17 @@ impl Returns {
 }
 
 impl Tail {
-    pub(crate) fn new(lane: LaneId, settings: Arc<Settings>, costs: Vec<u32>, reserved: Reserved) -> Self {
+    pub(crate) fn new(
+        lane: LaneId,
+        settings: Arc<Settings>,
+        costs: Vec<JobCost>,
+        reserved: Reserved,
+    ) -> Self {
         Self { lane, settings, costs, slots: Slots::Reply(Box::new(reserved)) }
     }
 
     /// Returns the cost and the slot of each waiter that was granted one.
-    pub(crate) fn slots(&self) -> Vec<(u32, Micros)> {
+    pub(crate) fn slots(&self) -> Vec<(JobCost, Micros)> {
         match &self.slots {
             Slots::Reply(reserved) => self.costs_of(reserved).zip(reserved.slots.iter().copied()).collect(),
             Slots::Remaining(granted) => {
@@ -103,7 +108,7 @@ impl Tail {
     }
 
     /// Returns the costs of the waiters that were granted slots.
-    fn costs_of<'a>(&'a self, reserved: &'a Reserved) -> impl Iterator<Item = u32> + 'a {
+    fn costs_of<'a>(&'a self, reserved: &'a Reserved) -> impl Iterator<Item = JobCost> + 'a {
         reserved.jobs().map(|job| self.costs.get(job).copied().unwrap_or_default())
     }
 
@@ -116,14 +121,15 @@ impl Tail {
 
     /// Takes the last slot out if it has this instant, lane and cost. Slots of the same lane, instant and cost are
     /// interchangeable.
-    fn pop(&mut self, lane: LaneId, cost: u32, slot: Micros) -> Option<Granted> {
+    fn pop(&mut self, lane: LaneId, cost: JobCost, slot: Micros) -> Option<Granted> {
         if self.lane != lane {
             return None;
         }
         if let Slots::Reply(reserved) = &self.slots {
             let limits = self.settings.limits_of(lane);
             let costs = self.costs_of(reserved);
-            let granted = reserved.granted(limits, Costs::Each(&self.costs));
+            let all = CallCosts::of(&self.costs, limits);
+            let granted = reserved.granted(limits, all.costs());
             self.slots = Slots::Remaining(costs.zip(granted).collect());
         }
         let Slots::Remaining(granted) = &mut self.slots else { return None };

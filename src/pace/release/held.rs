@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::limit::JobCost;
 use crate::pace::{LaneId, Waiter};
 use crate::time::{Deadline, Micros};
 
@@ -20,7 +21,7 @@ pub(crate) struct Held<W> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unused {
     pub(crate) lane: LaneId,
-    pub(crate) cost: u32,
+    pub(crate) cost: JobCost,
     pub(crate) slot: Micros,
     pub(crate) deadline: Deadline,
 }

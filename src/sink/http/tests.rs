@@ -7,7 +7,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
-use crate::job::{Content, Reason, ReplyTo, Request, Times};
+use crate::job::{Content, Cost, Reason, ReplyTo, Request, Times};
 use crate::sink::{AnswerPolicy, AnswerRule, BodyMatch, Closing, Meaning, Peer, Receipt, Response, Statuses};
 
 mod age;
@@ -76,7 +76,7 @@ fn job() -> Job {
         id: "job-1".to_owned(),
         lane: String::new(),
         plan: None,
-        cost: 1,
+        cost: Cost { units: 1, own: Vec::new() },
         priority: 0,
         times: Times::default(),
         request: Request { method: "POST", path: String::new(), headers: Vec::new() },

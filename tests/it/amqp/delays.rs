@@ -88,6 +88,7 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
             methods: METHODS.map(str::to_owned).to_vec(),
             encoded_slash: false,
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
+            costs: Vec::new(),
             plans: Vec::new(),
             default_plan: None,
             reply: ReplyRules::default(),

@@ -42,6 +42,33 @@ fn calendar(unit: calendar::Unit, minutes: i64) -> Edges {
 }
 
 #[test]
+fn limits_may_have_costs_of_their_own() {
+    let limits = "limits = [
+        { rate = '500/min', name = 'requests', cost = 1 },
+        { rate = '30000/min', name = 'tokens', cost = 'header:tokens', default_cost = 100 },
+        { rate = '10/s', name = 'pace' },
+    ]";
+    let loaded = Scene::new(&format!("{NO_RATE}{limits}\n")).right();
+    let again = Scene::new(&show(&loaded)).right();
+    let downstream = &loaded.settings.downstreams["a"];
+    assert_eq!(again.settings.downstreams["a"].costs, downstream.costs, "{}", show(&loaded));
+    let rules = downstream.cost_rules();
+    let of: Vec<(&str, u32, Option<u32>)> =
+        rules.iter().map(|rule| (rule.limit.as_str(), rule.max_cost.units, rule.default)).collect();
+    assert_eq!(of, [("requests", 500, None), ("tokens", 30_000, Some(100))], "each has its own highest cost");
+    assert_eq!(downstream.max_cost().units, 600, "that of `pace`");
+    for (entry, problem) in [
+        ("rate = '5/s', cost = 'tokens'", "is no cost; write an integer, or header:NAME"),
+        ("rate = '5/s', cost = 0", "out of range"),
+        ("rate = '5/s', default_cost = 5", "has no `cost` beside it"),
+        ("rate = '5/s', cost = 1, default_cost = 5", "never absent"),
+    ] {
+        let mistake = mistake(entry);
+        assert!(mistake.contains(problem), "{entry}: {mistake}");
+    }
+}
+
+#[test]
 fn a_quota_may_have_a_time_zone() {
     let zone = calendar::Zone::named("America/Los_Angeles").unwrap();
     let zoned = |unit| quota(1000, Edges::Calendar(Calendar::zoned(unit, zone)));
@@ -275,7 +302,7 @@ fn a_key_of_another_algorithm_is_unknown_and_told_where_it_belongs() {
         ),
         (
             "algorithm = 'sliding-log', rate = '1/s', period = 5",
-            "period: unknown key; known here are `algorithm`, `margin`, `name`, `rate`",
+            "period: unknown key; known here are `algorithm`, `cost`, `default_cost`, `margin`, `name`, `rate`",
         ),
     ] {
         assert_eq!(mistake(entry), format!("limits[0].{expected}"), "{entry}");

@@ -16,6 +16,7 @@ fn joined(base: &Base, path: &str, encoded_slash: bool) -> Option<String> {
         methods: METHODS.map(str::to_owned).to_vec(),
         encoded_slash,
         max_cost: MaxCost { units: 1, bound: CostBound::Given, given: None },
+        costs: Vec::new(),
         plans: Vec::new(),
         default_plan: None,
         reply: ReplyRules::default(),

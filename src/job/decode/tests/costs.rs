@@ -1,0 +1,71 @@
+//! What jobs cost single limits.
+
+use super::*;
+
+/// Requests and tokens: a limit of one a job, and one by a header or else 100.
+fn costing_rules() -> Rules {
+    let rule = |limit: &str, plan, source, default, most: u32| CostRule {
+        limit: limit.to_owned(),
+        plan,
+        source,
+        default,
+        max_cost: held(most, limit),
+    };
+    let header = |name: &str| CostSource::Header(name.to_owned());
+    let costs = vec![
+        rule("requests", None, CostSource::Fixed(1), None, 500),
+        rule("tokens", None, header("tokens"), Some(100), 30_000),
+        rule("plan.pro.images", Some(1), header("images"), None, 10),
+    ];
+    Rules { costs, ..rules() }
+}
+
+#[test]
+fn each_limit_has_its_own_cost() {
+    let decoded = |headers: &[(&str, Value)]| {
+        let header = |(name, value): &(&str, Value)| ((*name).to_owned(), value.clone());
+        let message = Message { headers: headers.iter().map(header).collect(), ..Message::default() };
+        decode(&message, &costing_rules()).map(|job| job.cost)
+    };
+    let own = |costs: &[(&str, u32)]| {
+        costs.iter().map(|(limit, cost)| ((*limit).to_owned(), *cost)).collect::<Vec<_>>()
+    };
+    let cost = |units, costs: &[(&str, u32)]| Ok(Cost { units, own: own(costs) });
+    assert_eq!(decoded(&[]), cost(1, &[("requests", 1), ("tokens", 100)]));
+    let tokens = ("tokens", Value::Integer(1500));
+    assert_eq!(decoded(std::slice::from_ref(&tokens)), cost(1, &[("requests", 1), ("tokens", 1500)]));
+    assert_eq!(
+        decoded(&[("tokens", text("many"))]),
+        cost(1, &[("requests", 1), ("tokens", 100)]),
+        "no whole number"
+    );
+    let both = [tokens.clone(), ("paced-cost-tokens", text("7")), ("paced-cost", Value::Integer(3))];
+    assert_eq!(
+        decoded(&both),
+        cost(3, &[("requests", 1), ("tokens", 7)]),
+        "the job says what it costs a limit"
+    );
+    let pro = ("paced-plan", text("pro"));
+    let images = ("images", Value::Float(2.0));
+    let of_pro = cost(1, &[("requests", 1), ("tokens", 100), ("plan.pro.images", 2)]);
+    assert_eq!(decoded(&[pro.clone(), images]), of_pro);
+    let refused = |headers: &[(&str, Value)]| {
+        let rejection = decoded(headers).expect_err("no job");
+        (rejection.reason, rejection.detail)
+    };
+    let (reason, detail) = refused(std::slice::from_ref(&pro));
+    assert_eq!(reason, Reason::MalformedHeader);
+    assert!(detail.starts_with("`images` is absent, and the limit `images` costs"), "{detail}");
+    assert_eq!(refused(&[pro.clone(), ("images", text("two"))]).0, Reason::MalformedHeader);
+    let (reason, detail) = refused(&[pro, ("images", Value::Integer(11))]);
+    assert_eq!(reason, Reason::CostTooLarge);
+    assert!(
+        detail.starts_with("`images` is 11; `max_cost` is 10, what the limit `plan.pro.images` holds"),
+        "{detail}"
+    );
+    assert_eq!(refused(&[("tokens", Value::Integer(30_001))]).0, Reason::CostTooLarge);
+    assert_eq!(refused(&[("paced-cost-token", Value::Integer(1))]).0, Reason::UnknownHeader);
+    assert_eq!(refused(&[("paced-cost-tokens", Value::Integer(0))]).0, Reason::MalformedHeader);
+    let twice = [("paced-cost-tokens", Value::Integer(1)), ("paced-cost-tokens", Value::Integer(1))];
+    assert_eq!(refused(&twice).0, Reason::MalformedHeader);
+}
