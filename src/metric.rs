@@ -160,7 +160,7 @@ pub const RESERVATION_BATCH: Metric = Metric {
 /// The rate in force.
 pub const RATE_LIMIT: Metric = gauge(
     "paced_rate_limit_jobs_per_second",
-    "The slowest limit of the downstream, by where it comes from. Shared by all replicas: take the maximum, not the sum.",
+    "The pace of the downstream: its slowest limit that spaces jobs out, by where it comes from; 0 where none does. Windows and quotas are no pace. Shared by all replicas: take the maximum, not the sum.",
 );
 /// Where the jobs are that this process holds.
 pub const JOBS_IN_FLIGHT: Metric = gauge(
@@ -175,17 +175,17 @@ pub const BINDING_SECONDS: Metric = counter(
 /// What is left of a limit.
 pub const LIMIT_REMAINING: Metric = gauge(
     "paced_limit_remaining",
-    "Units that are left of a window, a quota or a burst, by limit. Shared by all replicas: take the minimum, not the sum.",
+    "Units that are left of a window or a quota, by limit; not a number once it is removed, or while nobody knows. Shared by all replicas: take the minimum, not the sum.",
 );
 /// How much a limit has when nothing is taken.
 pub const LIMIT_CAPACITY: Metric = gauge(
     "paced_limit_capacity",
-    "Units that a window, a quota or a burst has when it is whole, by limit. Shared by all replicas: take the maximum, not the sum.",
+    "Units that a window or a quota has when it is whole, by limit; not a number once it is removed, or while nobody knows. Shared by all replicas: take the maximum, not the sum.",
 );
 /// When a limit is whole again.
 pub const LIMIT_RESET: Metric = gauge_of_seconds(
     "paced_limit_reset_seconds",
-    "Seconds until a window, a quota or a burst is whole again if nothing more is taken, by limit. Shared by all replicas: take the maximum, not the sum.",
+    "Seconds until a window or a quota is whole again if nothing more is taken, by limit; not a number once it is removed, or while nobody knows. Shared by all replicas: take the maximum, not the sum.",
 );
 /// The jobs that no replica has taken yet.
 pub const JOBS_READY: Metric = gauge(

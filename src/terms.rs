@@ -6,6 +6,7 @@
 //! read a clock or do I/O.
 
 mod change;
+mod difference;
 mod origin;
 mod replace;
 mod text;

@@ -124,7 +124,8 @@ pub struct Downstream {
 /// The limits in force of a downstream, and its pauses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
-    /// The jobs a second that the slowest limit allows in the long run.
+    /// The pace: the jobs a second of the slowest limit that spaces them out; `None` where none does. Windows and quotas are
+    /// no pace, and have [`Limit::remaining`].
     pub rate_limit: Option<f64>,
     /// The limits in force.
     pub limits: Vec<Limit>,

@@ -1,11 +1,12 @@
 //! What is known of a downstream, as lines of a title and a text, for `paced status NAME` and `paced top`.
 
-use std::time::Duration;
-
-use paced::Amount;
-use paced::api::state::{Downstream, Failing, Limit, State};
+use paced::api::state::{Downstream, Failing, State};
 
 use super::{out, parts};
+
+mod limits;
+
+pub(super) use limits::least_left;
 
 /// As much of an answer as is shown: lines, and the characters of each.
 const RESPONSE_LINES: usize = 6;
@@ -17,8 +18,8 @@ pub(super) type Fact = (&'static str, String);
 /// All that is known of a downstream, the most important first.
 pub(super) fn of(downstream: &Downstream, now: i64) -> Vec<Fact> {
     let mut facts = now_binding(downstream, now);
-    facts.extend(limits(downstream, now));
-    facts.extend(margin(downstream, now));
+    facts.extend(limits::limits(downstream, now));
+    facts.extend(limits::margin(downstream, now));
     facts.extend(overrides(downstream));
     facts.extend(jobs(downstream));
     facts.extend(instants(downstream));
@@ -87,60 +88,13 @@ fn now_binding(downstream: &Downstream, now: i64) -> Vec<Fact> {
         facts.push(("pause", format!("the API asked for one{}", until(Some(penalty.until)))));
     }
     let limit = downstream.terms.rate_limit.map(|limit| format!(" of {}", pace(limit))).unwrap_or_default();
-    facts.push(("rate", format!("{}{limit} over the last 10 s", pace(downstream.releases.rate))));
-    facts
-}
-
-fn limits(downstream: &Downstream, now: i64) -> impl Iterator<Item = Fact> {
-    downstream.terms.limits.iter().map(move |limit| {
-        let left = match (limit.remaining, limit.of) {
-            (Some(left), Some(of)) => format!(", {left} of {of} left"),
-            _ => String::new(),
-        };
-        let whole = limit.whole_at.filter(|whole| *whole > now && limit.remaining != limit.of);
-        let whole = whole.map(|whole| format!(", whole again at {}", at(whole))).unwrap_or_default();
-        let file =
-            limit.file_rate.as_ref().map(|rate| format!(" (the file says {rate})")).unwrap_or_default();
-        let margin = limit.margin_us.map(|margin| format!(" and a margin of {}", micros(margin)));
-        let margin = margin.unwrap_or_default();
-        ("limit", format!("{} {}{margin}{file}{left}{whole}", limit.name, limit.rate))
-    })
-}
-
-/// The least margin that is suggested, and its step, in µs. Releases are late by far less; how much longer one request takes
-/// than another is not measured.
-const LEAST_MARGIN: u64 = 50_000;
-const MARGIN_STEP: u64 = 10_000;
-
-/// For how long an answer of 429 counts.
-const LATELY: i64 = 3_600_000;
-
-/// The margin that may end answers of 429, where there were any lately: twice the lateness, and twice the margin that is in
-/// force. A margin of over half a period is none that helps: these answers have another reason.
-fn margin(downstream: &Downstream, now: i64) -> Option<Fact> {
-    let throttled = downstream.health.failures.iter().find(|failure| failure.kind == "429")?;
-    let late = downstream.releases.lateness.filter(|_| now - throttled.at < LATELY)?;
-    let present = downstream.terms.limits.iter().filter_map(|limit| limit.margin_us).max().unwrap_or(0);
-    let margin = late.p99_us.max(present).saturating_mul(2).max(LEAST_MARGIN).next_multiple_of(MARGIN_STEP);
-    let is_short = |limit: &Limit| {
-        let period = limit.rate.parse::<Amount>().map(|rate| rate.period().longest());
-        period.is_ok_and(|period| Duration::from_micros(margin.saturating_mul(2)) <= period)
+    let pace = pace(downstream.releases.rate);
+    let unspaced = match downstream.terms.rate_limit {
+        None if !downstream.terms.limits.is_empty() => "; no limit spaces jobs out",
+        _ => "",
     };
-    if !downstream.terms.limits.iter().any(is_short) {
-        return None;
-    }
-    let count = throttled.count;
-    let text = format!(
-        "429 came {count} time(s) at the pace of the limits; if the API counts in any window, arrivals that jitter break \
-         its count: margin = \"{}\" on that limit gives them room",
-        micros(margin)
-    );
-    Some(("margin", text))
-}
-
-/// A span as a configuration has it.
-fn micros(micros: u64) -> String {
-    if micros.is_multiple_of(1000) { format!("{}ms", micros / 1000) } else { format!("{micros}us") }
+    facts.push(("rate", format!("{pace}{limit} over the last 10 s{unspaced}")));
+    facts
 }
 
 fn overrides(downstream: &Downstream) -> impl Iterator<Item = Fact> {
@@ -279,39 +233,6 @@ mod tests {
         let lines = shown(&downstream);
         assert_eq!(lines.iter().filter(|line| line.starts_with('|')).count(), RESPONSE_LINES - 1);
         assert_eq!(lines[3], format!("response|{}…", "é".repeat(RESPONSE_WIDTH)));
-    }
-
-    #[test]
-    fn a_margin_is_suggested_where_429_came_lately() {
-        let mut downstream: Downstream = serde_json::from_str(
-            r#"{
-            "name": "a", "replicas": [], "overrides": [], "rate": 0, "released": 0, "delivered": 0,
-            "waiting": 0, "delayed": 0, "retrying": 0, "held": 0, "sending": 0, "settling": 0,
-            "binding": {"reason": "limit", "since": 0, "text": "the limit"}, "lateness": {"p50_us": 70, "p99_us": 900},
-            "limits": [{"name": "l", "algorithm": "leaky-bucket", "rate": "10/s"}],
-            "failures": [{"at": 1000, "kind": "429", "detail": "slow down", "count": 18}]}"#,
-        )
-        .unwrap();
-        let told = |downstream: &Downstream, now| {
-            of(downstream, now).into_iter().find(|fact| fact.0 == "margin").map(|fact| fact.1)
-        };
-        let first = told(&downstream, 2000).unwrap();
-        assert!(first.starts_with("429 came 18 time(s)") && first.contains("margin = \"50ms\""), "{first}");
-        downstream.terms.limits[0].margin_us = Some(50_000);
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"100ms\""));
-        let limit = of(&downstream, 2000).into_iter().find(|fact| fact.0 == "limit").unwrap();
-        assert_eq!(limit.1, "l 10/s and a margin of 50ms");
-        downstream.releases.lateness.as_mut().unwrap().p99_us = 61_234;
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"130ms\""));
-        downstream.terms.limits[0].margin_us = Some(250_000);
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"500ms\""));
-        downstream.terms.limits[0].margin_us = Some(251_000);
-        assert_eq!(told(&downstream, 2000), None, "no margin of over half the period");
-        downstream.terms.limits[0].rate = "600/m".to_owned();
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"510ms\""));
-        assert_eq!(told(&downstream, 1000 + LATELY), None, "that was long ago");
-        downstream.health.failures[0].kind = "503".to_owned();
-        assert_eq!(told(&downstream, 2000), None);
     }
 
     #[test]

@@ -77,9 +77,9 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
             out::line(head(state))?;
             state.unclaimed.orphans.iter().try_for_each(|orphan| out::line(unserved(orphan)))?;
             out::line("")?;
-            let rows: Vec<[String; 9]> =
+            let rows: Vec<[String; 10]> =
                 state.downstreams.iter().map(|downstream| row(downstream, state.now)).collect();
-            out::table(COLUMNS, &(1..8), &rows)
+            out::table(COLUMNS, &(1..9), &rows)
         }
         (Output::Human, Some(downstream)) => out::line(details(downstream, state.now)),
     }
@@ -110,10 +110,10 @@ fn unserved(Orphan { name, since }: &Orphan) -> String {
 }
 
 /// The titles of the table's columns; from the second to the last but one they are numbers.
-const COLUMNS: [&str; 9] =
-    ["DOWNSTREAM", "RATE", "LIMIT", "QUEUED", "HERE", "SENDING", "PARKED", "DEAD", "WHAT BINDS"];
+const COLUMNS: [&str; 10] =
+    ["DOWNSTREAM", "RATE", "LIMIT", "LEFT", "QUEUED", "HERE", "SENDING", "PARKED", "DEAD", "WHAT BINDS"];
 
-fn row(downstream: &Downstream, now: i64) -> [String; 9] {
+fn row(downstream: &Downstream, now: i64) -> [String; 10] {
     let counts = &downstream.counts;
     let known = |count: Option<String>| count.unwrap_or_else(|| "-".to_owned());
     let binds = match &downstream.health.failing {
@@ -124,6 +124,7 @@ fn row(downstream: &Downstream, now: i64) -> [String; 9] {
         downstream.name.clone(),
         pace(downstream.releases.rate),
         known(downstream.terms.rate_limit.map(pace)),
+        known(facts::least_left(downstream)),
         known(downstream.queues.queued.map(|jobs| jobs.to_string())),
         (counts.waiting + counts.delayed + counts.retrying + counts.held).to_string(),
         counts.sending.to_string(),

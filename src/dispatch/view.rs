@@ -10,6 +10,7 @@ use super::failures::{Failure, Outage};
 use super::totals::Totals;
 use crate::limit::{Limit, LimitSet};
 use crate::pace::{Hold, Paused, Settings, limit_delay};
+use crate::rate::Rate;
 use crate::time::Micros;
 
 /// How often a changing state is published at most.
@@ -208,9 +209,9 @@ impl Snapshot {
         std::iter::once((None, &self.terms.settings.limits)).chain(plans)
     }
 
-    /// How many jobs the downstream's own limits release in a second at most, in the long run.
-    pub fn rate_limit(&self) -> f64 {
-        self.terms.settings.limits.rate().per_second()
+    /// The pace of the downstream's own limits, in jobs a second; `None` where none spaces jobs out. A quota is no pace.
+    pub fn pace(&self) -> Option<f64> {
+        self.terms.settings.limits.pace().map(Rate::per_second)
     }
 
     /// How long the downstream's own limits take to release this many jobs after an idle period.

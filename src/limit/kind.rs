@@ -51,8 +51,10 @@ impl Limit {
         }
     }
 
-    /// Whether its units come back one by one, at the rate.
-    pub(crate) const fn is_even(&self) -> bool {
+    /// Whether its units come back one by one, at the rate, so that it spaces jobs out: a leaky bucket, a GCRA or a token
+    /// bucket. A window, a log or a quota does not.
+    #[must_use]
+    pub const fn is_even(&self) -> bool {
         self.tat().is_some()
     }
 

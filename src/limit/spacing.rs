@@ -1,4 +1,4 @@
-//! The spacing of a set's slots, and how late a slot may be used.
+//! The pace of a set, the spacing of its slots, and how late a slot may be used.
 
 use std::time::Duration;
 
@@ -12,6 +12,19 @@ const LEAST_TOLERANCE: Duration = Duration::from_millis(5);
 const INTERVAL_TOLERANCE: Duration = Duration::from_millis(50);
 
 impl LimitSet {
+    /// The pace: the rate of the slowest limit that spaces jobs out ([`Limit::is_even`]), or of alternatives that of the
+    /// fastest, if each of them does. `None` where none does: a window or a quota bounds how many jobs go, and not how
+    /// fast.
+    #[must_use]
+    pub fn pace(&self) -> Option<Rate> {
+        let even = self.iter().filter(|limit| limit.is_even()).map(Limit::rate);
+        match self.combine() {
+            Combine::All => even.max_by_key(|rate| rate.interval()),
+            Combine::Any | Combine::OneOf if !self.iter().all(Limit::is_even) => None,
+            Combine::Any | Combine::OneOf => even.min_by_key(|rate| rate.interval()),
+        }
+    }
+
     /// The distance between slots while many jobs wait: that of the slowest limit that lets no two units go at once. A
     /// quota or a burst does not determine it. Where all limits are such, and for alternatives, it follows from the
     /// [`rate`](LimitSet::rate).
@@ -26,5 +39,30 @@ impl LimitSet {
     pub(crate) fn tolerance(&self) -> Duration {
         let interval = self.spacing();
         interval.min(INTERVAL_TOLERANCE).max(interval / 10).max(LEAST_TOLERANCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pace_is_the_slowest_limit_that_spaces_jobs_out() {
+        let even = |name: &str, rate: &str| Limit::leaky_bucket(name, rate.parse().unwrap(), 1).unwrap();
+        let minute = || even("minute", "100/m");
+        let tokens = || Limit::token_bucket("tokens", "90/m".parse().unwrap(), 500).unwrap();
+        let day = || Limit::fixed_window("day", 5000, Duration::from_secs(86_400)).unwrap();
+        let window = || Limit::sliding_window("window", 10, Duration::from_secs(60), 60).unwrap();
+        let pace = |combine, limits| {
+            let pace = LimitSet::combined(combine, limits).unwrap().pace();
+            pace.map(|pace| pace.to_string())
+        };
+        assert_eq!(pace(Combine::All, vec![minute(), day()]).as_deref(), Some("100/m"));
+        assert_eq!(pace(Combine::All, vec![minute(), tokens(), window()]).as_deref(), Some("90/m"));
+        assert_eq!(pace(Combine::All, vec![day(), window()]), None);
+        for combine in [Combine::Any, Combine::OneOf] {
+            assert_eq!(pace(combine, vec![tokens(), minute()]).as_deref(), Some("100/m"));
+            assert_eq!(pace(combine, vec![minute(), day()]), None, "a quota may let jobs go at any pace");
+        }
     }
 }

@@ -7,6 +7,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::OnLimit;
 use crate::metric;
+use crate::rate::Rate;
 
 /// The reason why a slot was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -186,8 +187,10 @@ impl Meters {
         self.shaping_delay.record(ahead.as_secs_f64());
     }
 
-    /// Sets the rate in force, and whether an operator set it. The series of the other source is 0.
-    pub(crate) fn rate_in_force(&self, jobs_per_second: f64, is_override: bool) {
+    /// Sets the pace in force, and whether it is that of a rate which an operator set. The series of the other source is 0,
+    /// and both are where no limit spaces jobs out.
+    pub(crate) fn pace_in_force(&self, pace: Option<Rate>, is_override: bool) {
+        let jobs_per_second = pace.map_or(0.0, Rate::per_second);
         for (source, counts) in [("config", !is_override), ("override", is_override)] {
             let rate = if counts { jobs_per_second } else { 0.0 };
             let downstream = self.downstream.clone();

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::fleet;
-use super::known::{COUNT_AGE, Known, Record};
+use super::known::{COUNT_AGE, Known, MAX_RECORD_AGE, Record};
 use super::orphans::{Orphans, UNSERVED};
 use super::peek::{countable, peek};
 use super::shared::{OwnTerms, Shared};
@@ -142,6 +142,7 @@ impl Exchange {
                 self.read_records().await;
             }
         }
+        lock(&self.shared.known).left.clear_older(MAX_RECORD_AGE);
         if is_watched {
             self.shared.publish();
         }
@@ -245,17 +246,19 @@ impl Exchange {
 
     async fn peek(&self) {
         let is_old = |known: &Known, name: &str, snapshot: &Snapshot| {
-            known.left.get(name).is_none_or(|(at, _)| at.elapsed() > failpoint::interval(COUNT_AGE))
-                && countable(snapshot).is_some()
+            known.left.of(name).is_none_or(|(at, _)| at.elapsed() > failpoint::interval(COUNT_AGE))
+                && (countable(snapshot).is_some() || known.left.is_shown(name))
         };
-        let wanted = self.names(is_old, |known, name| known.left.get(name).map(|(at, _)| *at));
+        let wanted = self.names(is_old, |known, name| known.left.of(name).map(|(at, _)| at));
         all(wanted.into_iter().map(|name| self.peek_one(name))).await;
     }
 
     async fn peek_one(&self, name: String) {
         let snapshot = self.shared.parts.views.get(&name).map(paced::dispatch::View::snapshot);
-        let Some(limits) = snapshot.and_then(|snapshot| countable(&snapshot)) else { return };
         let changes = lock(&self.shared.known).changes(&name);
+        let Some(limits) = snapshot.and_then(|snapshot| countable(&snapshot)) else {
+            return lock(&self.shared.known).on_left(name, changes, Vec::new());
+        };
         if let Ok(left) = within_timeout(peek(self.store(), &name, &limits)).await {
             lock(&self.shared.known).on_left(name, changes, left);
         }

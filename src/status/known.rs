@@ -13,7 +13,7 @@ use paced::store::RecordState;
 use paced::terms::{Terms, algorithm};
 use tokio::time::Instant;
 
-use super::peek::Left;
+use super::peek::{Left, Remaining};
 use super::summary::Summary;
 use super::{fleet, record};
 
@@ -24,7 +24,7 @@ const RECORD_AGE: Duration = Duration::from_secs(5);
 pub(super) const COUNT_AGE: Duration = Duration::from_secs(10);
 
 /// How long a record counts, which waits to be read again where there are many or the store does not answer.
-const MAX_RECORD_AGE: Duration = Duration::from_secs(75);
+pub(super) const MAX_RECORD_AGE: Duration = Duration::from_secs(75);
 
 /// How long the summaries of other replicas count while the store does not answer.
 const OTHERS_AGE: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub(super) struct Known {
     /// The hash of the limits in this replica's file, for each downstream.
     pub(super) files: BTreeMap<String, u64>,
     pub(super) records: BTreeMap<String, Record>,
-    pub(super) left: BTreeMap<String, (Instant, Vec<Left>)>,
+    pub(super) left: Remaining,
     pub(super) parked: BTreeMap<String, (Instant, i64)>,
     /// The downstreams that nobody serves any more.
     pub(super) orphans: Vec<Orphan>,
@@ -118,7 +118,7 @@ impl Known {
     /// Keeps what is left of the limits, unless this replica has changed the record since the store was asked for it.
     pub(super) fn on_left(&mut self, downstream: String, changes: u64, left: Vec<Left>) {
         if self.changes(&downstream) == changes {
-            self.left.insert(downstream, (Instant::now(), left));
+            self.left.keep(downstream, left);
         }
     }
 
@@ -127,7 +127,7 @@ impl Known {
         let changes = self.changes(downstream).wrapping_add(1);
         self.changes.insert(downstream.to_owned(), changes);
         self.records.remove(downstream);
-        self.left.remove(downstream);
+        self.left.forget(downstream);
     }
 
     /// Adds what is known of this downstream from the store.
@@ -140,7 +140,8 @@ impl Known {
         let Some(in_force) = &record.in_force else { return };
         downstream.terms.limits.clone_from(&in_force.limits);
         downstream.terms.overrides.clone_from(&in_force.overrides);
-        let left = self.left.get(&name).map(|(_, left)| left.as_slice()).unwrap_or_default();
+        let left = self.left.of(&name).filter(|(at, _)| at.elapsed() <= MAX_RECORD_AGE);
+        let left = left.map(|(_, left)| left).unwrap_or_default();
         for limit in &mut downstream.terms.limits {
             if let Some(left) = left.iter().find(|left| left.name == limit.name) {
                 (limit.remaining, limit.of) = (Some(left.remaining), Some(left.of));
@@ -217,7 +218,7 @@ mod tests {
         known.on_left("billing".to_owned(), before, Vec::new());
         known.on_record("mail".to_owned(), other, read().await);
         assert_eq!(known.records.keys().collect::<Vec<_>>(), ["mail"], "of others the change says nothing");
-        assert!(known.left.is_empty());
+        assert!(known.left.of("billing").is_none());
         let after = known.changes("billing");
         known.on_record("billing".to_owned(), after, read().await);
         assert!(known.records.contains_key("billing"));

@@ -42,12 +42,14 @@ impl Rates {
         self.samples = self.samples.wrapping_add(1);
     }
 
-    /// The jobs released a second.
+    /// The jobs released a second, of a downstream of this pace. Where slots lie evenly, a span may hold one more than it
+    /// has room for, as both of its ends may fall on a slot: that is the pace, and not more.
     #[expect(clippy::cast_precision_loss, reason = "counts of some seconds")]
-    pub(super) fn rate(&self) -> f64 {
+    pub(super) fn rate(&self, pace: Option<f64>) -> f64 {
         match (self.released.front(), self.released.back()) {
             (Some((from, first)), Some((to, last))) if to > from => {
-                last.saturating_sub(*first) as f64 / (*to - *from).as_secs_f64()
+                let seconds = (*to - *from).as_secs_f64();
+                within_noise(last.saturating_sub(*first) as f64 / seconds, pace, 1.0 / seconds)
             }
             _ => 0.0,
         }
@@ -62,6 +64,20 @@ impl Rates {
         (all > 0)
             .then(|| Lateness { p50_us: quantile(&counts, all, 0.5), p99_us: quantile(&counts, all, 0.99) })
     }
+}
+
+/// The sum of the rates of so many replicas, of a downstream of this pace. Each is over ten seconds of its own, which begin
+/// up to a second apart, and slots may pass from one replica to another meanwhile.
+pub(super) fn sum_within_noise(rate: f64, pace: Option<f64>, replicas: usize) -> f64 {
+    let seconds = f64::from(u32::try_from(RATE_SAMPLES).unwrap_or(u32::MAX));
+    let replicas = f64::from(u32::try_from(replicas).unwrap_or(u32::MAX));
+    let apart = if replicas > 1.0 { pace.unwrap_or_default() } else { 0.0 };
+    within_noise(rate, pace, (replicas + apart) / seconds)
+}
+
+/// The pace, where a rate exceeds it by no more than what the measurement may add; and else the rate.
+fn within_noise(rate: f64, pace: Option<f64>, noise: f64) -> f64 {
+    pace.filter(|pace| rate > *pace && rate <= *pace + noise).unwrap_or(rate)
 }
 
 /// A quantile in µs, interpolated within its bucket as Prometheus does.
@@ -113,17 +129,55 @@ mod tests {
     fn a_rate_is_over_ten_seconds() {
         let (mut rates, start) = (Rates::default(), Instant::now());
         let at = |second: u32| start + second * Duration::from_secs(1);
-        assert!(rates.rate().abs() < f64::EPSILON);
+        assert!(rates.rate(None).abs() < f64::EPSILON);
         for second in 0..5 {
             rates.sample(at(second), u64::from(second) * 20, Vec::new);
         }
-        assert!((rates.rate() - 20.0).abs() < 1e-9, "as far as is known");
+        assert!((rates.rate(None) - 20.0).abs() < 1e-9, "as far as is known");
         for second in 5..15 {
             rates.sample(at(second), 100 + u64::from(second - 5) * 50, Vec::new);
         }
-        assert!((rates.rate() - 47.0).abs() < 1e-9, "{}", rates.rate());
+        assert!((rates.rate(None) - 47.0).abs() < 1e-9, "{}", rates.rate(None));
         rates.sample(at(20), 550, Vec::new);
-        assert!((rates.rate() - 30.0).abs() < 1e-9, "samples may be late: {}", rates.rate());
+        assert!((rates.rate(None) - 30.0).abs() < 1e-9, "samples may be late: {}", rates.rate(None));
+    }
+
+    #[test]
+    fn an_even_pace_is_never_shown_as_more_than_it_is() {
+        // 100 a minute, from each phase between two samples.
+        let pace = 100.0 / 60.0;
+        for phase in 0..60_u64 {
+            let (mut rates, start) = (Rates::default(), Instant::now());
+            for second in 0..30_u64 {
+                let at = start + Duration::from_secs(second);
+                // One goes every 600 ms.
+                rates.sample(at, (second * 1000 + phase * 10).div_ceil(600), Vec::new);
+                let rate = rates.rate(Some(pace));
+                assert!(rate <= pace, "{rate} of {pace} after {second} s");
+                assert!(second < 10 || rate > pace - 0.11, "{rate} of {pace} after {second} s");
+            }
+        }
+        let (mut rates, start) = (Rates::default(), Instant::now());
+        rates.sample(start, 0, Vec::new);
+        rates.sample(start + Duration::from_secs(10), 18, Vec::new);
+        assert!((rates.rate(Some(pace)) - 1.8).abs() < 1e-6, "two more than there is room for are too many");
+    }
+
+    #[test]
+    fn a_sum_over_replicas_may_be_a_second_of_the_pace_and_a_job_each_too_much() {
+        let pace = Some(50.0);
+        for (rate, replicas, shown) in [
+            (50.05, 1, 50.0),
+            (50.2, 1, 50.2),
+            (55.1, 2, 50.0),
+            (55.3, 2, 55.3),
+            (49.0, 2, 49.0),
+            (0.0, 0, 0.0),
+        ] {
+            let sum = sum_within_noise(rate, pace, replicas);
+            assert!((sum - shown).abs() < 1e-9, "{rate} of {replicas} is shown as {sum}");
+        }
+        assert!((sum_within_noise(70.0, None, 2) - 70.0).abs() < 1e-9, "no limit spaces jobs out");
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Sampled {
             releases: OwnReleases {
                 released: totals.released(),
                 delivered: totals.delivered(),
-                rate: self.rates.rate(),
+                rate: self.rates.rate(snapshot.pace()),
                 next_slot: snapshot.next_slot.map(millis),
                 oldest: snapshot.oldest.map(|at| at.0 / 1000),
                 lateness: self.rates.lateness(&totals.lateness()),

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::known::Known;
-use super::rates::Steps;
+use super::rates::{Steps, sum_within_noise};
 use super::summary::{Identity, Summary};
 use super::{fleet, words};
 
@@ -124,8 +124,10 @@ impl Shared {
         let downstreams = views.iter().map(|(name, view)| {
             let snapshot = view.snapshot();
             let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
-            downstream.terms.rate_limit = Some(snapshot.rate_limit());
+            downstream.terms.rate_limit = snapshot.pace();
             fleet::merge(&mut downstream, &replicas);
+            let (pace, shares) = (downstream.terms.rate_limit, downstream.replicas.len());
+            downstream.releases.rate = sum_within_noise(downstream.releases.rate, pace, shares);
             known.describe(&mut downstream, &replicas);
             if let Some(depth) = depths.of(name).filter(|depth| depth.at.elapsed() < DEPTH_AGE) {
                 (downstream.queues.queued, downstream.queues.dead) = (Some(depth.ready), depth.dead);

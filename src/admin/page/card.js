@@ -161,7 +161,7 @@ export class Card {
   /** The chart changes when a step of the history is over, or the limit is another one. */
   #drawChart() {
     const { name, rate_limit: limit = null } = this.#downstream;
-    const { version, paces } = this.#context.history.of(name);
+    const { version, paces } = this.#context.history.of(name, limit);
     const key = `${version} ${limit}`;
     if (key === this.#chartKey) return;
     this.#chartKey = key;

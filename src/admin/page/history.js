@@ -3,6 +3,10 @@
 /** How many steps are kept: with steps of 5 s the last 15 minutes. */
 export const KEPT = 180;
 
+/** A pace is averaged over as many steps as have room for so many jobs at the limit, so that single jobs make no peaks. */
+const AVERAGED_JOBS = 20;
+const MOST_AVERAGED = 12;
+
 /** What was released in each step, by downstream. */
 export class History {
   #stepLength = 5000;
@@ -37,13 +41,15 @@ export class History {
     }
   }
 
-  /** The pace in each step, oldest first, in jobs a second; with a `version` that tells whether it changed. */
-  of(name) {
+  /**
+   * The pace in each step, oldest first, in jobs a second, of a downstream whose limit is `limit` or null; with a `version`
+   * that tells whether it changed.
+   */
+  of(name, limit) {
     const series = this.#series.get(name);
     if (series === undefined) return { version: "", paces: [] };
     this.#fill(series, 0, this.#now);
-    const paces = series.released.map((jobs) => (jobs * 1000) / this.#stepLength);
-    return { version: `${this.#loads} ${series.until}`, paces };
+    return { version: `${this.#loads} ${series.until}`, paces: averaged(series.released, limit, this.#stepLength / 1000) };
   }
 
   #add(name, jobs, from) {
@@ -70,6 +76,22 @@ export class History {
     }
     series.released.splice(0, series.released.length - KEPT);
   }
+}
+
+/**
+ * The paces of steps of so many seconds, as moving averages. A span may hold one job more than the limit has room for, as both of
+ * its ends may fall on a slot: that is the limit, and not more.
+ */
+export function averaged(released, limit, seconds) {
+  const wanted = limit ? Math.ceil(AVERAGED_JOBS / (limit * seconds)) : 1;
+  const most = Math.min(MOST_AVERAGED, wanted);
+  let sum = 0;
+  return released.map((jobs, at) => {
+    sum += jobs - (at >= most ? released[at - most] : 0);
+    const span = Math.min(at + 1, most) * seconds;
+    const isLimit = limit && sum > limit * span && sum <= limit * span + 1;
+    return isLimit ? limit : Math.max(0, sum) / span;
+  });
 }
 
 /**

@@ -23,7 +23,7 @@ const HELP: &str = "\
 
   PACE     the last seconds; a full bar is the limit
   RATE     jobs released a second, over the last ten seconds, by all replicas
-  LIMIT    what the slowest limit allows
+  LIMIT    the pace: the slowest limit that spaces jobs out (not quotas)
   QUEUED   ready in the broker          HERE  waiting in the replicas
   SENDING  requests on their way        PARKED, DEAD  in queues of their own
   BINDS    why no more jobs go; `!` and FAILS: the API fails

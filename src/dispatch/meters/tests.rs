@@ -67,7 +67,7 @@ fn what_happens_to_a_job_is_counted_once() {
         meters.release(Duration::from_micros(40));
         meters.abandoned(Abandoned::Expired);
         meters.pace.abandoned(1, Abandoned::Stopped);
-        meters.pace.rate_in_force(50.0, false);
+        meters.pace.pace_in_force(Some("50/s".parse().unwrap()), false);
         let retry = Outcome::Retry {
             reason: "timeout",
             detail: String::new(),

@@ -38,7 +38,7 @@ async fn the_limit_that_holds_jobs_back_is_named_and_jobs_are_counted() {
     assert_eq!((counts.waiting + counts.held, counts.delayed, counts.retrying), (8, 0, 0), "{counts:?}");
     assert!(snapshot.oldest.is_some() && snapshot.since >= start);
     assert_eq!((bench.view().totals().released(), bench.view().totals().delivered()), (2, 2));
-    assert!((snapshot.rate_limit() - 2.0).abs() < 1e-9);
+    assert_eq!(snapshot.pace(), Some(2.0));
     assert_eq!(snapshot.delay(8), 4 * SECOND);
 }
 
@@ -57,6 +57,7 @@ async fn of_several_limits_the_one_that_is_used_up_is_named_with_its_end() {
     assert_eq!((snapshot.binding.limit(), snapshot.counts.waiting), (Some("window"), 5), "{snapshot:?}");
     let until = snapshot.binding.until().unwrap();
     assert!(until > Instant::now() && until <= Instant::now() + 60 * SECOND);
+    assert_eq!(snapshot.pace(), Some(100.0), "a window is no pace, though it allows 5/m in the long run");
 }
 
 #[tokio::test(start_paused = true)]

@@ -121,7 +121,7 @@ impl<W: Waiter> Engine<W> {
     pub(crate) fn new(given: Settings, store: Arc<dyn Store>) -> Self {
         let (settings, now) = (given.clone().policing(), Instant::now());
         let meters = Meters::new(&settings.downstream, settings.on_limit);
-        meters.rate_in_force(settings.limits.rate().per_second(), false);
+        meters.pace_in_force(settings.limits.pace(), false);
         let (schedule, pacing) = (Schedule::new(&settings), Pacing::new(&settings, now));
         store.set_horizon(&settings.downstream, schedule.turns().farthest());
         Self {

@@ -66,7 +66,7 @@ impl<W: Waiter> Engine<W> {
 
     /// Applies the limits that all replicas agree on.
     fn adopt(&mut self, Adopted { settings, is_override }: Adopted) {
-        self.meters.rate_in_force(settings.limits.rate().per_second(), is_override);
+        self.meters.pace_in_force(settings.limits.pace(), is_override);
         self.follow(settings);
     }
 

@@ -71,6 +71,8 @@ struct Known {
     terms: Terms,
     /// As in [`Terms::fingerprint`].
     fingerprint: u64,
+    /// When they were adopted, on the store's clock.
+    adopted_at: Micros,
     /// The instant at which the first rate of an operator expires.
     next_end: Option<Micros>,
     /// Whether the instant of its loading compares with those of others: not after a step back of the clock.
@@ -330,13 +332,18 @@ impl Agreement {
             );
         }
         let next_end = if terms.expired(now).is_some() { Some(now) } else { terms.next_end(now) };
-        let (is_override, rate) = (settings.limits != *terms.limits(), settings.limits.rate().per_second());
-        if self.known.is_some() {
-            tracing::info!(downstream, generation, rate, "other terms are in force: so many jobs a second");
+        let is_override = settings.limits != *terms.limits();
+        if let Some(known) = &self.known {
+            // A rate that has expired since was in force until now.
+            let changes = known.terms.changes(known.adopted_at, &terms, now);
+            if !changes.is_empty() {
+                tracing::info!(downstream, generation, "limits changed: {changes}");
+            }
         }
         let is_of_before = |known: &Known| !known.is_comparable && known.terms.loaded() == terms.loaded();
         let is_comparable = !self.known.as_ref().is_some_and(is_of_before);
-        self.known = Some(Known { generation, text, terms, fingerprint, next_end, is_comparable });
+        self.known =
+            Some(Known { generation, text, terms, fingerprint, adopted_at: now, next_end, is_comparable });
         (self.state, self.rejected_generation) = (State::InForce, None);
         Ok(Adopted { settings: settings.policing(), is_override })
     }

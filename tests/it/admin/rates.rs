@@ -48,6 +48,9 @@ async fn a_slow_rate_that_is_raised_stalls_nobody() {
     site.api.wait_for(1, LONG).await;
     let set = stamp();
     assert_eq!(other.tool(TOKEN, &["rate", "set", "billing", "40/s"]).await.code, 0);
+    for replica in [&one, &other] {
+        replica.paced.wait_line("limits changed: leaky-bucket-0 1/5m → 40/s", LONG).await;
+    }
     let arrivals = site.api.wait_for(30, LONG).await;
     assert!(compare("job", 30, &arrivals).is_clean());
     count::assert_never_ahead(&site.api.stamps(), set, "40/s".parse().unwrap(), 4);

@@ -86,6 +86,13 @@ async fn a_quota_that_is_used_up_is_explained() {
     let text = state["binding"]["text"].as_str().unwrap();
     assert!(text.starts_with("the limit quota-1 (5/d) is used up until 2"), "{text}");
     assert_eq!(state["limits"][1]["of"], 5);
+    // The pace is no part of what the quota allows in the long run.
+    assert_eq!(state["rate_limit"], 100.0, "{state}");
+    let table = replica.tool(TOKEN, &["status"]).await.stdout;
+    let cells: Vec<&str> = table.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!((cells[0], &cells[2..4]), ("billing", &["100.0/s", "0/5"][..]), "{table}");
+    let told = replica.tool(TOKEN, &["status", "billing"]).await.stdout;
+    assert!(told.contains("\n  quota      quota-1 5/d, 0 of 5 left, whole again at 2"), "{told}");
     until("the five are used", LONG, async || site.api.count() + replica.paced.slots_missed().await == 5)
         .await;
     // One is of the store's clock and one of this process's, whose offset is known well.
@@ -98,6 +105,8 @@ async fn a_quota_that_is_used_up_is_explained() {
     let metrics = replica.client.get(&format!("{}/metrics", replica.base)).await.unwrap().text;
     let left = "paced_limit_remaining{downstream=\"billing\",limit=\"quota-1\"} 0";
     assert!(metrics.lines().any(|line| line == left), "{metrics}");
+    let pace = "paced_rate_limit_jobs_per_second{downstream=\"billing\",source=\"config\"} 100";
+    assert!(metrics.lines().any(|line| line == pace), "{metrics}");
     let bound = "paced_binding_seconds_total{downstream=\"billing\",reason=\"limit\",limit=\"quota-1\"} ";
     let seconds = metrics.lines().find_map(|line| line.strip_prefix(bound)).unwrap();
     assert!(seconds.parse::<u64>().unwrap() >= 1, "{seconds}");

@@ -1,0 +1,72 @@
+//! What differs between the limits of two terms, in words.
+
+use super::{Terms, rate_text};
+use crate::limit::Limit;
+use crate::time::Micros;
+
+impl Terms {
+    /// The limits that change if those of `new` at `now` follow those of these terms at `then`, such as
+    /// `leaky-bucket-0 100/m → 20/s, quota-1 is removed`; empty if all stay as they are.
+    pub fn changes(&self, then: Micros, new: &Self, now: Micros) -> String {
+        let (before, after) = (self.counted(None, then), new.counted(None, now));
+        // Terms always have a limit.
+        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+        let called = |all: &[Limit], name: &str| all.iter().find(|limit| limit.name() == name).cloned();
+        let changed = after.iter().filter_map(|limit| {
+            let (name, rate) = (limit.name(), rate_text(limit));
+            match called(&before, name) {
+                Some(old) if old == *limit => None,
+                Some(old) if rate_text(&old) == rate => {
+                    Some(format!("{name} {rate} has other numbers besides its rate"))
+                }
+                Some(old) => Some(format!("{name} {} → {rate}", rate_text(&old))),
+                None => Some(format!("{name} {rate} is added")),
+            }
+        });
+        let removed = before.iter().filter(|old| called(&after, old.name()).is_none());
+        let removed = removed.map(|old| format!("{} is removed", old.name()));
+        changed.chain(removed).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::Override;
+    use super::*;
+    use crate::limit::LimitSet;
+
+    fn terms(limits: Vec<Limit>) -> Terms {
+        Terms::new(LimitSet::new(limits).unwrap(), BTreeMap::new(), None)
+    }
+
+    #[test]
+    fn each_limit_that_changes_is_named_with_its_rates() {
+        let pace = |rate: &str, burst| Limit::leaky_bucket("pace", rate.parse().unwrap(), burst).unwrap();
+        let window = || Limit::fixed_window("hour", 500, std::time::Duration::from_secs(3600)).unwrap();
+        let (start, end) = (Micros(1_000_000), Micros(9_000_000));
+        let before = terms(vec![pace("100/m", 1)]);
+        let told = |after: &Terms| before.changes(start, after, start);
+        assert_eq!(told(&before), "");
+        assert_eq!(told(&terms(vec![pace("20/s", 1)])), "pace 100/m → 20/s");
+        assert_eq!(told(&terms(vec![pace("100/m", 3)])), "pace 100/m has other numbers besides its rate");
+        assert_eq!(told(&terms(vec![pace("100/m", 1), window()])), "hour 500/h is added");
+        assert_eq!(told(&terms(vec![window()])), "hour 500/h is added, pace is removed");
+        let mut over = before.clone();
+        let set = Override {
+            rate: "2/s".parse().unwrap(),
+            until: Some(end),
+            reason: None,
+            by: None,
+            set_at: start,
+        };
+        over.set_rate(Some("pace"), set).unwrap();
+        assert_eq!(told(&over), "pace 100/m → 2/s");
+        assert_eq!(
+            over.changes(start, &over.expired(end).unwrap(), end),
+            "pace 2/s → 100/m",
+            "it has expired"
+        );
+    }
+}
