@@ -120,6 +120,11 @@ pub const ORPHANS: Metric = gauge(
     "paced_orphans",
     "Downstreams that no replica has served for 30 s, and whose queues go on taking jobs. Replicas see the same ones: take the maximum, not the sum.",
 );
+/// Replicas that have ceased to tell of themselves.
+pub const SILENT_REPLICAS: Metric = gauge(
+    "paced_silent_replicas",
+    "Other replicas that have not been heard from for 20 s, and that did not end in order; each is counted for a quarter of an hour at most. Each replica hears by itself: take the maximum, not the sum.",
+);
 /// How long jobs wait for a slot.
 pub const QUEUE_WAIT: Metric = seconds(
     "paced_job_queue_wait_seconds",
@@ -229,7 +234,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 35] = [
+pub const ALL: [Metric; 36] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -243,6 +248,7 @@ pub const ALL: [Metric; 35] = [
     DELIVERIES_CUT,
     UNROUTABLE,
     ORPHANS,
+    SILENT_REPLICAS,
     QUEUE_WAIT,
     SHAPING_DELAY,
     LATENESS_OF_RELEASE,

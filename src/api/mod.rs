@@ -12,6 +12,7 @@
 //! Clients depend on the JSON: `src/admin/api/tests/wire.txt` has it as text.
 
 mod downstream;
+mod fleet;
 pub mod history;
 pub mod letters;
 pub mod order;

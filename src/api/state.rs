@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Millis, Override, Pause, Penalty};
 use crate::text;
 
+pub use super::fleet::{Fleet, Replica, Silent};
 pub use super::unclaimed::{Orphan, Unclaimed};
 
 /// The answer of `GET /api/v1/status`.
@@ -27,8 +28,9 @@ pub struct State {
     /// What lies in the broker and nobody takes.
     #[serde(flatten)]
     pub unclaimed: Unclaimed,
-    /// All replicas.
-    pub replicas: Vec<Replica>,
+    /// The replicas.
+    #[serde(flatten)]
+    pub fleet: Fleet,
     /// All downstreams; in an event those that changed.
     pub downstreams: Vec<Downstream>,
 }
@@ -44,7 +46,7 @@ impl State {
             amqp: self.amqp.clone(),
             store: self.store.clone(),
             unclaimed: self.unclaimed.clone(),
-            replicas: self.replicas.clone(),
+            fleet: self.fleet.clone(),
             downstreams: Vec::new(),
         }
     }
@@ -67,29 +69,6 @@ pub struct Connection {
     /// The kind of a store: `redis` or `memory`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-}
-
-/// A replica of the daemon.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Replica {
-    /// The id.
-    pub id: String,
-    /// The machine.
-    pub host: String,
-    /// The process id.
-    pub pid: u32,
-    /// The version of paced.
-    pub version: String,
-    /// When it started.
-    pub started_at: Millis,
-    /// When it was seen last.
-    pub seen_at: Millis,
-    /// Whether it is the one that answers.
-    pub is_me: bool,
-    /// Whether its connections to RabbitMQ are up.
-    pub amqp: bool,
-    /// Whether the store answers it.
-    pub store: bool,
 }
 
 /// A downstream, over all replicas.
@@ -345,7 +324,7 @@ mod tests {
         r#""amqp":{"connected":false,"lost":["consuming"],"unconfirmed":["q"],"error":"x"},"store":{"connected":true,"kind":"redis"},"#,
         r#""unroutable":3,"orphans":[{"name":"old","since":4}],"#,
         r#""replicas":[{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2,"seen_at":3,"#,
-        r#""is_me":true,"amqp":true,"store":false}],"downstreams":[{"name":"billing","rate_limit":50.0,"#,
+        r#""is_me":true,"amqp":true,"store":false}],"silent":[{"id":"c","host":"h","pid":2,"seen_at":3}],"downstreams":[{"name":"billing","rate_limit":50.0,"#,
         r#""limits":[{"name":"l","algorithm":"gcra","rate":"5/s","file_rate":"6/s","remaining":1,"of":2,"whole_at":3},"#,
         r#"{"name":"m","algorithm":"leaky-bucket","rate":"7/s"}],"#,
         r#""overrides":[{"limit":"l","rate":"5/s","until":null,"reason":"r","by":"127.0.0.1","set_at":4}],"#,

@@ -44,6 +44,15 @@ pub(super) fn failing(failing: &Failing, now: i64) -> String {
     format!("failing {}: {}", ago(failing.since, now), failing.kinds())
 }
 
+/// How many replicas there are, and how many are not heard from.
+pub(super) fn fleet(state: &State) -> String {
+    let replicas = state.fleet.replicas.len();
+    match state.fleet.silent.len() {
+        0 => format!("{replicas} replica(s)"),
+        silent => format!("{replicas} replica(s) and {silent} NOT HEARD FROM"),
+    }
+}
+
 /// Whether the broker is connected, what of it is lost, and which queues do not confirm.
 pub(super) fn broker(state: &State) -> String {
     let queues = out::printable(&state.amqp.unconfirmed.join(", "));

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
-use paced::api::state::{Downstream, Orphan, State};
+use paced::api::state::{Downstream, Orphan, Silent, State};
 
 use super::ask::Daemon;
 use super::exit::Exit;
 use super::facts::{self, pace};
-use super::{Global, Output, out};
+use super::{Global, Output, out, parts};
 use crate::daemon::Signals;
 
 /// How often `--watch` asks.
@@ -76,6 +76,7 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
         (Output::Human, None) => {
             out::line(head(state))?;
             state.unclaimed.orphans.iter().try_for_each(|orphan| out::line(unserved(orphan)))?;
+            state.fleet.silent.iter().try_for_each(|silent| out::line(unheard(silent, state.now)))?;
             out::line("")?;
             let rows: Vec<[String; 10]> =
                 state.downstreams.iter().map(|downstream| row(downstream, state.now)).collect();
@@ -87,13 +88,13 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
 
 /// The servers and the replicas, in a line.
 fn head(state: &State) -> String {
-    let replicas = state.replicas.len();
+    let replicas = facts::fleet(state);
     let amqp = facts::broker(state);
     let store = match &state.store.error {
         None => "store ok".to_owned(),
         Some(error) => format!("store AWAY ({error})"),
     };
-    let mut head = format!("paced {}: {replicas} replica(s), {amqp}, {store}", state.version);
+    let mut head = format!("paced {}: {replicas}, {amqp}, {store}", state.version);
     if let Some(unroutable) = state.unclaimed.unroutable.filter(|messages| *messages > 0) {
         // Writing to a String cannot fail.
         let _ = write!(head, ", {unroutable} message(s) for no downstream");
@@ -107,6 +108,12 @@ fn unserved(Orphan { name, since }: &Orphan) -> String {
     out::printable(&format!(
         "{name}: no replica serves it{since}, and its queues go on taking jobs; see `paced downstream --help`"
     ))
+}
+
+/// A replica that has not been heard from, in a line.
+fn unheard(Silent { id, host, pid, seen_at }: &Silent, now: i64) -> String {
+    let span = parts::for_people(now - seen_at);
+    out::printable(&format!("replica {id} ({host}, process {pid}) has not been heard from for {span}"))
 }
 
 /// The titles of the table's columns; from the second to the last but one they are numbers.

@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use paced::dispatch::Snapshot;
 use paced::lock::lock;
 use paced::store::{MAX_SERVED_BATCH, Served, ServedReply, Unserved};
+use paced::time::wall_now;
 use paced::{Store, StoreError, failpoint, metric};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -19,6 +20,7 @@ use super::known::{COUNT_AGE, Known, MAX_RECORD_AGE, Record};
 use super::orphans::{Orphans, UNSERVED};
 use super::peek::{countable, peek};
 use super::shared::{OwnTerms, Shared};
+use super::silence::Silence;
 use super::stray_log::{Line, StrayLog};
 use super::summary::{Identity, Summary};
 
@@ -43,6 +45,7 @@ pub(super) struct Exchange {
     terms: watch::Receiver<OwnTerms>,
     rounds: u64,
     strays: StrayLog,
+    silence: Silence,
     /// The number of replicas that have each downstream.
     counts: BTreeMap<String, Count>,
     orphans: Orphans,
@@ -80,12 +83,15 @@ impl Exchange {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let mut terms = shared.parts.terms.clone();
         terms.mark_changed();
-        metrics::gauge!(metric::ORPHANS.name).set(0.0);
+        for gauge in [metric::ORPHANS, metric::SILENT_REPLICAS] {
+            metrics::gauge!(gauge.name).set(0.0);
+        }
         Self {
             shared,
             terms,
             rounds: 0,
             strays: StrayLog::default(),
+            silence: Silence::default(),
             counts: BTreeMap::new(),
             orphans: Orphans::default(),
             noted: Noted::Never,
@@ -109,9 +115,10 @@ impl Exchange {
             return;
         }
         self.note_parked(false).await;
-        let id = &self.shared.parts.identity.id;
-        // A summary that cannot be taken back ends by itself.
-        let _ = within_timeout(self.store().leave_summary(id, "", Duration::ZERO)).await;
+        let identity = self.shared.parts.identity.clone();
+        let goodbye = Summary::goodbye(identity, wall_now().0 / 1000);
+        // Without it the others name this replica as silent after a while. It ends by itself.
+        let _ = within_timeout(self.store().leave_summary(&goodbye.replica.id, &goodbye.text(), KEPT)).await;
     }
 
     fn store(&self) -> &Arc<dyn Store> {
@@ -126,7 +133,10 @@ impl Exchange {
         let id = self.shared.parts.identity.id.clone();
         let told = within_timeout(self.store().leave_summary(&id, &text, KEPT)).await;
         let is_there = told.is_ok();
-        lock(&self.shared.known).on_told(told.err());
+        if !is_there {
+            self.silence.interrupted(Instant::now());
+        }
+        lock(&self.shared.known).on_told(told.err(), || self.silence.all());
         if is_there {
             let is_turn = self.rounds % ROUNDS == 1;
             if is_turn {
@@ -164,20 +174,29 @@ impl Exchange {
         let Ok(texts) = within_timeout(self.store().summaries()).await else { return false };
         let others =
             texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != id);
-        let others: Vec<Summary> = others.collect();
+        let mut others: Vec<Summary> = others.collect();
+        self.tell_silent(&others);
+        others.retain(|other| !other.has_ended);
         for (name, peers) in &self.shared.parts.peers {
             let others = others.iter().filter(|other| other.downstreams.contains_key(name)).count();
             let replicas = u32::try_from(others + 1).unwrap_or(u32::MAX);
             peers.tell(self.counts.entry(name.clone()).or_default().last_high(replicas, Instant::now()));
         }
-        lock(&self.shared.known).on_others(others);
+        lock(&self.shared.known).on_others(others, self.silence.list());
         true
+    }
+
+    /// Names in the log the replicas that have ceased to tell of themselves, and counts them.
+    fn tell_silent(&mut self, others: &[Summary]) {
+        self.silence.sample(Instant::now(), others).tell();
+        let silent = u32::try_from(self.silence.list().len()).unwrap_or(u32::MAX);
+        metrics::gauge!(metric::SILENT_REPLICAS.name).set(f64::from(silent));
     }
 
     /// Names in the log the replicas whose files have other limits than those in force, this one too.
     fn tell_strays(&mut self) {
         let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
-        let replicas: Vec<&Summary> = known.others.iter().chain([&*own]).collect();
+        let replicas: Vec<&Summary> = known.others.summaries.iter().chain([&*own]).collect();
         let views = self.shared.parts.views.iter();
         let strays: BTreeMap<&str, HashSet<String>> = views
             .filter_map(|(name, view)| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paced::api::Override;
-use paced::api::state::{Downstream, Limit, Orphan};
+use paced::api::state::{Downstream, Limit, Orphan, Silent};
 use paced::dispatch::{Binding, Snapshot};
 use paced::failpoint;
 use paced::limit::{LimitSet, rate_text};
@@ -32,10 +32,8 @@ const OTHERS_AGE: Duration = Duration::from_secs(10);
 /// What is known from the store.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The summaries of the other replicas.
-    pub(super) others: Vec<Summary>,
-    /// When these were read.
-    others_at: Option<Instant>,
+    /// The other replicas.
+    pub(super) others: Others,
     /// Why the store does not answer, if it does not.
     pub(super) store_error: Option<String>,
     /// The hash of the limits in this replica's file, for each downstream.
@@ -47,6 +45,17 @@ pub(super) struct Known {
     pub(super) orphans: Vec<Orphan>,
     /// How often this replica changed the record of each downstream. What was asked for before a change is not kept.
     changes: BTreeMap<String, u64>,
+}
+
+/// What is known of the other replicas.
+#[derive(Default)]
+pub(super) struct Others {
+    /// What those tell that run.
+    pub(super) summaries: Vec<Summary>,
+    /// When these were read.
+    read_at: Option<Instant>,
+    /// Those that have ceased to tell of themselves; while the store does not answer, all of them.
+    pub(super) silent: Vec<Silent>,
 }
 
 /// A record as it was read.
@@ -90,17 +99,19 @@ impl Record {
 }
 
 impl Known {
-    /// Records whether the store took the summary of this replica. What the other replicas told ends like theirs there.
-    pub(super) fn on_told(&mut self, error: Option<String>) {
+    /// Records whether the store took the summary of this replica. What the other replicas told ends like theirs there:
+    /// `all` of them are silent then.
+    pub(super) fn on_told(&mut self, error: Option<String>, all: impl FnOnce() -> Vec<Silent>) {
         self.store_error = error;
-        if self.others_at.is_none_or(|at| at.elapsed() > OTHERS_AGE) {
-            self.others.clear();
+        if self.others.read_at.is_none_or(|at| at.elapsed() > OTHERS_AGE) {
+            self.others.summaries.clear();
+            self.others.silent = all();
         }
     }
 
-    /// Records what the other replicas tell.
-    pub(super) fn on_others(&mut self, others: Vec<Summary>) {
-        (self.others, self.others_at) = (others, Some(Instant::now()));
+    /// Records what the other replicas tell that run, and which have ceased to.
+    pub(super) fn on_others(&mut self, summaries: Vec<Summary>, silent: Vec<Silent>) {
+        self.others = Others { summaries, read_at: Some(Instant::now()), silent };
     }
 
     /// How often this replica has changed the record of a downstream, to be passed on with what the store is asked for now.

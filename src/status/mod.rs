@@ -21,6 +21,7 @@ mod rates;
 pub(crate) mod record;
 mod sampler;
 mod shared;
+mod silence;
 mod stray_log;
 mod summary;
 pub(crate) mod words;

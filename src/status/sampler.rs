@@ -115,7 +115,7 @@ impl Sampler {
         // By then each replica has told of it.
         let until = self.millis(now) - STEP;
         let mut steps: BTreeMap<&str, u64> = BTreeMap::new();
-        for summary in known.others.iter().chain([&*own]) {
+        for summary in known.others.summaries.iter().chain([&*own]) {
             for (name, own) in &summary.downstreams {
                 let progress = self.progress.entry((summary.replica.id.clone(), name.clone()));
                 let progress = progress.or_insert_with(|| Progress::new(summary.at, own.releases.released));
@@ -128,7 +128,7 @@ impl Sampler {
             }
         }
         let ids: Vec<&str> =
-            known.others.iter().chain([&*own]).map(|summary| summary.replica.id.as_str()).collect();
+            known.others.summaries.iter().chain([&*own]).map(|summary| summary.replica.id.as_str()).collect();
         self.progress.retain(|(id, _), _| ids.contains(&id.as_str()));
         *lock(&self.shared.stepped_at) = until;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use paced::amqp::Depths;
 use paced::api::Millis;
-use paced::api::state::{Connection, Counts, Downstream, Replica, State, Unclaimed};
+use paced::api::state::{Connection, Counts, Downstream, Fleet, Replica, State, Unclaimed};
 use paced::dispatch::{Peers, Snapshot, View};
 use paced::lock::lock;
 use paced::store::Store;
@@ -118,7 +118,7 @@ impl Shared {
     fn state(&self) -> State {
         let Parts { identity, broker: Broker { status, depths, .. }, views, can_change, .. } = &self.parts;
         let (own, known) = (lock(&self.own).clone(), lock(&self.known));
-        let mut replicas: Vec<&Summary> = known.others.iter().chain([&own]).collect();
+        let mut replicas: Vec<&Summary> = known.others.summaries.iter().chain([&own]).collect();
         replicas.sort_by(|one, other| one.replica.id.cmp(&other.replica.id));
         let lost = status.lost();
         let downstreams = views.iter().map(|(name, view)| {
@@ -154,7 +154,10 @@ impl Shared {
                 ..Connection::default()
             },
             unclaimed: Unclaimed { unroutable: depths.unroutable(), orphans: known.orphans.clone() },
-            replicas: replicas.iter().map(|summary| replica(summary, &identity.id)).collect(),
+            fleet: Fleet {
+                replicas: replicas.iter().map(|summary| replica(summary, &identity.id)).collect(),
+                silent: known.others.silent.clone(),
+            },
             downstreams: downstreams.collect(),
         }
     }

@@ -35,6 +35,9 @@ pub(super) struct Summary {
     /// Whether its connections to the broker are up, and whether the store answers.
     pub(super) amqp: bool,
     pub(super) store: bool,
+    /// Whether it has ended in order, and says goodbye.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) has_ended: bool,
     pub(super) downstreams: BTreeMap<String, Own>,
 }
 
@@ -96,6 +99,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl Summary {
     pub(super) fn new(replica: Identity, at: Millis) -> Self {
         Self { v: VERSION, replica, at, ..Self::default() }
+    }
+
+    /// What a replica tells at its end.
+    pub(super) fn goodbye(replica: Identity, at: Millis) -> Self {
+        Self { has_ended: true, ..Self::new(replica, at) }
     }
 
     /// The text for the store.
@@ -180,6 +188,14 @@ mod tests {
         let summary = Summary::read(FULL).unwrap();
         assert_eq!(summary.downstreams["idle"], Own::default());
         assert_eq!(summary.text(), FULL);
+    }
+
+    #[test]
+    fn a_goodbye_is_a_summary_of_nothing() {
+        let goodbye = Summary::goodbye(Identity { id: "one".to_owned(), ..Identity::default() }, 5);
+        let text = goodbye.text();
+        assert!(text.ends_with(r#""amqp":false,"store":false,"has_ended":true,"downstreams":{}}"#), "{text}");
+        assert_eq!(Summary::read(&text), Some(goodbye));
     }
 
     #[test]

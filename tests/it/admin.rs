@@ -28,6 +28,7 @@ mod pauses;
 mod rates;
 mod redelivery;
 mod resets;
+mod silence;
 mod status;
 mod strays;
 mod terms;

@@ -141,13 +141,13 @@ function applyFilter() {
 // The header
 
 function drawHeader() {
-  const { version, can_change: canChange, replicas, unroutable, orphans } = state;
+  const { version, can_change: canChange, replicas, silent, unroutable, orphans } = state;
   setText(byId("version"), version ?? "");
   setShown(byId("loading"), false);
   setShown(byId("health"), true);
   drawHealth(byId("store"), storeHealth(state.store));
   drawHealth(byId("broker"), brokerHealth(state.amqp));
-  drawFleet(replicas ?? []);
+  drawFleet(replicas ?? [], silent ?? []);
   setShown(byId("read-only"), canChange === false);
   document.body.classList.toggle("read-only", canChange === false);
   setShown(byId("unroutable"), unroutable > 0);
@@ -186,14 +186,19 @@ function titleText() {
   return wrong ? `(${wrong}) paced` : "paced";
 }
 
-function drawFleet(replicas) {
+function drawFleet(replicas, silent) {
   setShown(byId("fleet"), replicas.length > 0);
-  setText(byId("fleet-summary"), countOf(replicas.length, "replica"));
-  syncRows(byId("replicas"), replicas, {
+  const unheard = silent.length ? `, ${count(silent.length)} not heard from` : "";
+  setText(byId("fleet-summary"), `${countOf(replicas.length, "replica")}${unheard}`);
+  syncRows(byId("replicas"), [...replicas, ...silent], {
     key: (replica) => replica.id,
     make: () => ({ element: document.createElement("li") }),
-    update: ({ element }, replica) => setText(element, replicaText(replica)),
+    update: ({ element }, replica) => setText(element, replica.version ? replicaText(replica) : silentText(replica)),
   });
+}
+
+function silentText({ host, pid, seen_at: seen }) {
+  return `${host}, process ${pid}, not heard from for ${span(context.now - seen)}`;
 }
 
 function replicaText({ host, pid, version, started_at: started, seen_at: seen, is_me: isMe, amqp, store }) {

@@ -80,9 +80,13 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, state: Option<&Stat
 
 /// The version, the replicas and the servers, in a line.
 fn head(state: &State) -> String {
-    let replicas = match state.replicas.len() {
+    let replicas = match state.fleet.replicas.len() {
         1 => "1 replica".to_owned(),
         replicas => format!("{replicas} replicas"),
+    };
+    let silent = match state.fleet.silent.len() {
+        0 => String::new(),
+        silent => format!("  {silent} NOT HEARD FROM"),
     };
     let amqp = facts::broker(state);
     let unroutable = state.unclaimed.unroutable.filter(|messages| *messages > 0);
@@ -98,7 +102,10 @@ fn head(state: &State) -> String {
         None => format!("{kind} ok"),
         Some(error) => format!("{kind} AWAY ({error})"),
     };
-    out::printable(&format!("paced {}  {replicas}  {amqp}{unroutable}{orphans}  {store}", state.version))
+    out::printable(&format!(
+        "paced {}  {replicas}{silent}  {amqp}{unroutable}{orphans}  {store}",
+        state.version
+    ))
 }
 
 fn draw_away(frame: &mut Frame<'_>, area: Rect, view: &View) {
