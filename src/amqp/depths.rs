@@ -4,7 +4,7 @@
 //! connection, few at a time, on a channel that serves nothing else: the broker closes it over a queue that is missing
 //! or that the user may not read, and nothing that is consumed must suffer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ struct Shared {
 struct Seen {
     depths: BTreeMap<String, Depth>,
     unroutable: Option<u32>,
+    /// The downstreams whose dead letters were changed since they were last looked at.
+    outdated: BTreeSet<String>,
     asked_at: Option<Instant>,
 }
 
@@ -74,6 +76,16 @@ impl Depths {
     /// looked at. A drop to 0 is told when two looks in a row have found it.
     pub fn of(&self, downstream: &str) -> Option<Depth> {
         self.0.asked().depths.get(downstream).copied()
+    }
+
+    /// Has the dead letters of a downstream count as unknown until they are looked at again, since some were moved or
+    /// deleted just now.
+    pub fn forget_dead(&self, downstream: &str) {
+        let mut seen = lock(&self.0.seen);
+        if let Some(depth) = seen.depths.get_mut(downstream) {
+            depth.dead = None;
+            seen.outdated.insert(downstream.to_owned());
+        }
     }
 
     /// The number of messages that reached no downstream's queue; `None` as in [`Depths::of`].
@@ -272,9 +284,12 @@ impl Sweeper {
         }
     }
 
-    /// Has the metrics tell no lengths, since those last seen may be long past.
+    /// Has no lengths told, since those last seen may be long past.
     fn show_unknown(&self) {
         self.downstreams.iter().for_each(|queues| queues.gauges.show(None));
+        let mut seen = lock(&self.depths.0.seen);
+        seen.depths.clear();
+        seen.unroutable = None;
     }
 
     /// Looks at each queue once.
@@ -283,9 +298,19 @@ impl Sweeper {
     /// The connection cannot be used.
     async fn sweep(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
         for queues in &mut self.downstreams {
-            let depth = queues.look(probe).await?;
+            if lock(&self.depths.0.seen).outdated.remove(&queues.downstream) {
+                // What was seen before the change makes no drop to 0 doubtful.
+                queues.dead.length.forget();
+            }
+            let mut depth = queues.look(probe).await?;
             queues.gauges.show(depth);
             let mut seen = lock(&self.depths.0.seen);
+            if let Some(depth) = &mut depth
+                && seen.outdated.contains(&queues.downstream)
+            {
+                // They were changed while they were looked at.
+                depth.dead = None;
+            }
             match depth {
                 Some(depth) => drop(seen.depths.insert(queues.downstream.clone(), depth)),
                 None => drop(seen.depths.remove(&queues.downstream)),

@@ -31,6 +31,9 @@ fn downstreams(channel_max: u16) -> usize {
     usize::from(channel_max.saturating_sub(OTHERS) / CHANNELS).clamp(1, DOWNSTREAMS)
 }
 
+/// The purpose of the first connection that downstreams consume over, which also tells the lengths of queues.
+pub const CONSUMING: &str = "consuming";
+
 /// The parts that consuming connections have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
@@ -117,7 +120,7 @@ impl Links {
     /// A connection that downstreams consume over together: the first one, or one of those beside it.
     fn shared(&self, n: usize) -> Link {
         let admissions = Arc::<Admissions>::default();
-        let purpose = if n == 0 { "consuming".to_owned() } else { format!("consuming ({})", n + 1) };
+        let purpose = if n == 0 { CONSUMING.to_owned() } else { format!("consuming ({})", n + 1) };
         let current = self.keep_up(purpose, None, Some(Arc::clone(&admissions) as Arc<dyn Admit>));
         Link { current, gate: Arc::default(), admissions }
     }

@@ -23,6 +23,7 @@ pub use greeting::Server;
 pub use ladder::RUNG_UNIT;
 pub use leftovers::{Leftover, Leftovers};
 pub use letter::Edits;
+pub use links::CONSUMING;
 pub use properties::properties;
 pub use publish_error::PublishError;
 pub use publisher::Publisher;

@@ -4,17 +4,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use paced::api::Override;
-use paced::api::state::{Downstream, Limit, Orphan, Silent};
-use paced::dispatch::{Binding, Snapshot};
+use paced::api::state::{Binding, Downstream, Limit, Orphan, Silent};
+use paced::api::{Millis, Override, Pause};
+use paced::dispatch::{self, Snapshot};
 use paced::failpoint;
 use paced::limit::{LimitSet, rate_text};
 use paced::store::RecordState;
 use paced::terms::{Terms, algorithm};
+use paced::time::wall_now;
 use tokio::time::Instant;
 
 use super::peek::{Left, Remaining};
 use super::summary::Summary;
+use super::words::RESUMING;
 use super::{fleet, record};
 
 /// After this time a record is read again while somebody looks, although nothing tells that it has changed: a downstream
@@ -43,6 +45,8 @@ pub(super) struct Known {
     pub(super) parked: BTreeMap<String, (Instant, i64)>,
     /// The downstreams that nobody serves any more.
     pub(super) orphans: Vec<Orphan>,
+    /// The pause that each downstream has since an order that was carried out here, until its record is read.
+    ordered: BTreeMap<String, Option<Pause>>,
     /// How often this replica changed the record of each downstream. What was asked for before a change is not kept.
     changes: BTreeMap<String, u64>,
 }
@@ -122,6 +126,7 @@ impl Known {
     /// Keeps a record, unless this replica has changed it since the store was asked for it.
     pub(super) fn on_record(&mut self, downstream: String, changes: u64, record: Record) {
         if self.changes(&downstream) == changes {
+            self.ordered.remove(&downstream);
             self.records.insert(downstream, record);
         }
     }
@@ -133,8 +138,12 @@ impl Known {
         }
     }
 
-    /// Has a record be read again, since this replica has changed it.
-    pub(super) fn forget_record(&mut self, downstream: &str) {
+    /// Has a record be read again, since this replica has changed it. Until then `pause` is shown, if it is known.
+    pub(super) fn forget_record(&mut self, downstream: &str, pause: Option<Option<Pause>>) {
+        match pause {
+            Some(pause) => self.ordered.insert(downstream.to_owned(), pause),
+            None => self.ordered.remove(downstream),
+        };
         let changes = self.changes(downstream).wrapping_add(1);
         self.changes.insert(downstream.to_owned(), changes);
         self.records.remove(downstream);
@@ -144,14 +153,26 @@ impl Known {
     /// Adds what is known of this downstream from the store.
     pub(super) fn describe(&self, downstream: &mut Downstream, replicas: &[&Summary]) {
         let name = downstream.name.clone();
-        downstream.queues.parked = self.parked.get(&name).map(|(_, jobs)| *jobs);
+        // A store that does not answer may have lost what it counted.
+        let is_fresh = |at: Instant| self.store_error.is_none() || at.elapsed() <= COUNT_AGE;
+        let parked = self.parked.get(&name).filter(|(at, _)| is_fresh(*at));
+        downstream.queues.parked = parked.map(|(_, jobs)| *jobs);
+        if let Some(pause) = self.ordered.get(&name) {
+            downstream.terms.pause.clone_from(pause);
+            // The order is newer than what replicas have told, whatever their clocks say.
+            let now = (wall_now().0 / 1000).max(downstream.binding.since + CLOCK_ERROR + 1);
+            follow_pause(&mut downstream.binding, pause.as_ref(), now);
+        }
         let Some(record) = self.records.get(&name) else { return };
         downstream.terms.pause = record::pause(&record.state);
         downstream.terms.penalty = record::penalty(&record.state);
+        if record.asked_at.elapsed() <= MAX_RECORD_AGE {
+            follow_pause(&mut downstream.binding, downstream.terms.pause.as_ref(), record.state.now.0 / 1000);
+        }
         let Some(in_force) = &record.in_force else { return };
         downstream.terms.limits.clone_from(&in_force.limits);
         downstream.terms.overrides.clone_from(&in_force.overrides);
-        let left = self.left.of(&name).filter(|(at, _)| at.elapsed() <= MAX_RECORD_AGE);
+        let left = self.left.of(&name).filter(|(at, _)| is_fresh(*at) && at.elapsed() <= MAX_RECORD_AGE);
         let left = left.map(|(_, left)| left).unwrap_or_default();
         for limit in &mut downstream.terms.limits {
             if let Some(left) = left.iter().find(|left| left.name == limit.name) {
@@ -177,9 +198,31 @@ impl Known {
 
     /// Whether the record is to be read, for those who look since then.
     pub(super) fn wants_record(&self, name: &str, since: Option<Instant>, snapshot: &Snapshot) -> bool {
-        let is_paused = matches!(snapshot.binding, Binding::Paused { .. } | Binding::Throttled { .. });
+        let is_paused = matches!(
+            snapshot.binding,
+            dispatch::Binding::Paused { .. } | dispatch::Binding::Throttled { .. }
+        );
         let record = self.records.get(name);
         record.is_none_or(|record| !record.is_current(since, snapshot.terms.generation, is_paused))
+    }
+}
+
+/// How far the clocks of a replica and of the store may differ.
+const CLOCK_ERROR: Millis = 100;
+
+/// Has what binds follow a record that was read at `now`. It is read at once after a change here, and replicas tell of their
+/// jobs seconds later: until then they would be paused after `resume`, and at their limit after `pause`.
+fn follow_pause(binding: &mut Binding, pause: Option<&Pause>, now: Millis) {
+    match (pause, binding.reason.as_str()) {
+        (Some(pause), "starting" | "limit" | "concurrency" | "not-due" | "throttled") => {
+            let (since, until) = (pause.at.unwrap_or(now), pause.until);
+            *binding = Binding { reason: "paused".to_owned(), since, until, ..Binding::default() };
+        }
+        // A pause that has begun since may not be in the record yet.
+        (None, "paused") if now > binding.since + CLOCK_ERROR => {
+            *binding = Binding { reason: RESUMING.to_owned(), since: now, ..Binding::default() };
+        }
+        _ => {}
     }
 }
 
@@ -224,7 +267,7 @@ mod tests {
         let mut known = Known::default();
         let (before, other) = (known.changes("billing"), known.changes("mail"));
         let late = read().await;
-        known.forget_record("billing");
+        known.forget_record("billing", None);
         known.on_record("billing".to_owned(), before, late);
         known.on_left("billing".to_owned(), before, Vec::new());
         known.on_record("mail".to_owned(), other, read().await);
@@ -233,6 +276,64 @@ mod tests {
         let after = known.changes("billing");
         known.on_record("billing".to_owned(), after, read().await);
         assert!(known.records.contains_key("billing"));
+    }
+
+    #[test]
+    fn what_binds_follows_a_pause_that_was_just_ordered_or_ended() {
+        let bound = |reason: &str| Binding { reason: reason.to_owned(), since: 50_000, ..Binding::default() };
+        let pause = Pause { until: Some(90_000), at: Some(60_000), ..Pause::default() };
+        let after = |reason: &str, pause: Option<&Pause>, now| {
+            let mut binding = bound(reason);
+            follow_pause(&mut binding, pause, now);
+            (binding.reason, binding.since, binding.until)
+        };
+        let paused = ("paused".to_owned(), 60_000, Some(90_000));
+        for reason in ["limit", "concurrency", "not-due", "throttled", "starting"] {
+            assert_eq!(after(reason, Some(&pause), 60_100), paused, "{reason}");
+        }
+        for reason in ["idle", "store", "broker", "unreachable", "unauthorized", "terms", "paused"] {
+            assert_eq!(after(reason, Some(&pause), 60_100).0, reason, "what is worse is not hidden");
+        }
+        assert_eq!(after("paused", None, 60_000), (RESUMING.to_owned(), 60_000, None), "it was resumed");
+        assert_eq!(after("paused", None, 50_100).0, "paused", "it has begun since the record was read");
+        assert_eq!(after("limit", None, 60_000).0, "limit");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_that_was_ordered_here_is_shown_before_the_record_is_read() {
+        let mut known = Known::default();
+        let pause = Pause { by: Some("ops".to_owned()), at: Some(60_000), ..Pause::default() };
+        let shown = |known: &Known, reason: &str| {
+            let binding = Binding { reason: reason.to_owned(), ..Binding::default() };
+            let mut downstream = Downstream { name: "billing".to_owned(), binding, ..Downstream::default() };
+            known.describe(&mut downstream, &[]);
+            (downstream.terms.pause.is_some(), downstream.binding.reason)
+        };
+        known.records.insert("billing".to_owned(), read().await);
+        known.forget_record("billing", Some(Some(pause)));
+        assert_eq!(shown(&known, "limit"), (true, "paused".to_owned()));
+        known.forget_record("billing", Some(None));
+        assert_eq!(shown(&known, "paused"), (false, RESUMING.to_owned()));
+        let changes = known.changes("billing");
+        known.on_record("billing".to_owned(), changes, read().await);
+        assert!(known.ordered.is_empty(), "what the store says counts");
+        known.forget_record("billing", None);
+        assert_eq!(shown(&known, "paused").1, "paused", "nobody knows whether it was resumed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_count_of_a_store_that_does_not_answer_is_unknown_soon() {
+        let mut known = Known::default();
+        known.parked.insert("billing".to_owned(), (Instant::now(), 5));
+        let parked = |known: &Known| {
+            let mut downstream = Downstream { name: "billing".to_owned(), ..Downstream::default() };
+            known.describe(&mut downstream, &[]);
+            downstream.queues.parked
+        };
+        advance(COUNT_AGE + Duration::from_secs(1)).await;
+        assert_eq!(parked(&known), Some(5));
+        known.on_told(Some("away".to_owned()), Vec::new);
+        assert_eq!(parked(&known), None);
     }
 
     #[tokio::test(start_paused = true)]

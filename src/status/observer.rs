@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use paced::api::Pause;
 use paced::api::state::{self, History, State};
 use paced::lock::lock;
 use paced::store::RecordState;
@@ -131,9 +132,20 @@ impl Watch {
         was_looking
     }
 
-    /// Has the record of this downstream be read anew, since it was changed.
-    pub(crate) fn changed(&self, downstream: &str) {
-        lock(&self.0.known).forget_record(downstream);
+    /// Has the record of this downstream be read anew, since it was changed. Until then `pause` is shown, if it is known
+    /// whether it is paused since.
+    pub(crate) fn changed(&self, downstream: &str, pause: Option<Option<Pause>>) {
+        lock(&self.0.known).forget_record(downstream, pause);
+        if self.0.is_watched() {
+            self.0.publish();
+        }
+        self.0.looked.notify_one();
+    }
+
+    /// Has the number of dead letters of this downstream be unknown until it is looked at again, since some were moved or
+    /// deleted.
+    pub(crate) fn letters_changed(&self, downstream: &str) {
+        self.0.parts.broker.depths.forget_dead(downstream);
         self.0.looked.notify_one();
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use paced::amqp::Depths;
+use paced::amqp::{CONSUMING, Depth, Depths};
 use paced::api::Millis;
 use paced::api::state::{Connection, Counts, Downstream, Fleet, Replica, State, Unclaimed};
 use paced::dispatch::{Peers, Snapshot, View};
@@ -121,20 +121,12 @@ impl Shared {
         let mut replicas: Vec<&Summary> = known.others.summaries.iter().chain([&own]).collect();
         replicas.sort_by(|one, other| one.replica.id.cmp(&other.replica.id));
         let lost = status.lost();
+        // The lengths of queues come over the first of the connections that consume.
+        let sees_queues = !lost.iter().any(|purpose| purpose == CONSUMING);
+        let (all, told, now) = (replicas.as_slice(), &*known, own.at);
         let downstreams = views.iter().map(|(name, view)| {
-            let snapshot = view.snapshot();
-            let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
-            downstream.terms.rate_limit = snapshot.pace();
-            fleet::merge(&mut downstream, &replicas);
-            let (pace, shares) = (downstream.terms.rate_limit, downstream.replicas.len());
-            downstream.releases.rate = sum_within_noise(downstream.releases.rate, pace, shares);
-            known.describe(&mut downstream, &replicas);
-            if let Some(depth) = depths.of(name).filter(|depth| depth.at.elapsed() < DEPTH_AGE) {
-                (downstream.queues.queued, downstream.queues.dead) = (Some(depth.ready), depth.dead);
-            }
-            downstream.releases.through_at = through_at(&downstream, &snapshot, own.at);
-            downstream.binding.text = words::text(&downstream, own.at);
-            downstream
+            let depth = depths.of(name).filter(|depth| sees_queues && depth.at.elapsed() < DEPTH_AGE);
+            downstream((name, view), (all, told), depth, now)
         });
         State {
             now: own.at,
@@ -153,7 +145,10 @@ impl Shared {
                 kind: Some(self.parts.store_kind.to_owned()),
                 ..Connection::default()
             },
-            unclaimed: Unclaimed { unroutable: depths.unroutable(), orphans: known.orphans.clone() },
+            unclaimed: Unclaimed {
+                unroutable: depths.unroutable().filter(|_| sees_queues),
+                orphans: known.orphans.clone(),
+            },
             fleet: Fleet {
                 replicas: replicas.iter().map(|summary| replica(summary, &identity.id)).collect(),
                 silent: known.others.silent.clone(),
@@ -161,6 +156,28 @@ impl Shared {
             downstreams: downstreams.collect(),
         }
     }
+}
+
+/// What is known of one downstream, by the replicas and the store, and by the lengths of its queues if these are known.
+fn downstream(
+    (name, view): (&String, &View),
+    (replicas, known): (&[&Summary], &Known),
+    depth: Option<Depth>,
+    now: Millis,
+) -> Downstream {
+    let snapshot = view.snapshot();
+    let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
+    downstream.terms.rate_limit = snapshot.pace();
+    fleet::merge(&mut downstream, replicas);
+    let (pace, shares) = (downstream.terms.rate_limit, downstream.replicas.len());
+    downstream.releases.rate = sum_within_noise(downstream.releases.rate, pace, shares);
+    known.describe(&mut downstream, replicas);
+    if let Some(depth) = depth {
+        (downstream.queues.queued, downstream.queues.dead) = (Some(depth.ready), depth.dead);
+    }
+    downstream.releases.through_at = through_at(&downstream, &snapshot, now);
+    downstream.binding.text = words::text(&downstream, now);
+    downstream
 }
 
 fn replica(Summary { replica, at, amqp, store, .. }: &Summary, me: &str) -> Replica {

@@ -8,6 +8,9 @@ use paced::api::state::Downstream;
 /// From this far ahead on, the end of a limit is worth telling: it is not the pace, but a quota that is used up.
 const FAR: Millis = 2_000;
 
+/// The reason while a pause has ended, and the replicas have not told yet what binds since.
+pub(super) const RESUMING: &str = "resuming";
+
 /// Says why no more jobs of this downstream are released, from its other fields.
 pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
     let binding = &downstream.binding;
@@ -31,6 +34,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
         "concurrency" => {
             "as many jobs are being sent as `concurrency` allows: the API takes long for this pace".to_owned()
         }
+        RESUMING => "resumed; the replicas go on in a moment".to_owned(),
         "paused" => {
             let pause = downstream.terms.pause.as_ref();
             let by = pause.and_then(|pause| pause.by.as_deref()).map(|by| format!(" by {by}"));
@@ -144,6 +148,7 @@ mod tests {
         assert_eq!(said("paused", None, pause), "paused by 127.0.0.1:1 until somebody resumes: maintenance");
         assert_eq!(said("paused", Some(NOW + 1000), |_| ()), "paused until 2025-11-24T16:00:01Z");
         assert_eq!(said("throttled", Some(NOW - 1), |_| ()), "the API throttles");
+        assert_eq!(said(RESUMING, None, |_| ()), "resumed; the replicas go on in a moment");
         assert_eq!(said("unheard-of", None, |_| ()), "unheard-of", "of a later version");
     }
 }

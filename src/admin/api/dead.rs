@@ -305,6 +305,7 @@ impl Api {
         let working = shared.make(async move {
             let begun = subject.begin().await;
             let done = self.letters.work(&downstream, scan, work).await;
+            self.watch.letters_changed(&downstream);
             let noted = match &done {
                 Ok(done) => Some(begun.made("", &done.told())),
                 Err(refusal) => begun.failed(refusal),

@@ -187,13 +187,13 @@ async fn change<O: Order>(
         match done {
             Ok(Done { before, after, body }) => {
                 let made = begun.made(&before, &after);
-                api.watch.changed(&downstream);
+                api.watch.changed(&downstream, Some(body.pause.clone()));
                 api.operations.note(&downstream, &made).await;
                 Ok(answer(&body))
             }
             Err(refusal) => {
                 if let Some(perhaps) = begun.failed(&refusal) {
-                    api.watch.changed(&downstream);
+                    api.watch.changed(&downstream, None);
                     api.operations.note(&downstream, &perhaps).await;
                 }
                 Err(refusal)

@@ -13,6 +13,7 @@ const STATES = {
   "not-due": { word: "not due", tone: "quiet" },
   starting: { word: "starting", tone: "quiet" },
   paused: { word: "paused", tone: "warn" },
+  resuming: { word: "resuming", tone: "quiet" },
   throttled: { word: "throttled", tone: "warn" },
   store: { word: "store away", tone: "bad" },
   broker: { word: "broker away", tone: "bad" },

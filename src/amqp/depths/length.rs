@@ -42,6 +42,13 @@ impl Length {
         Self { first_retry, state: State::Unknown, failures: 0, retry_at: None }
     }
 
+    /// Forgets what was found, which is no longer so.
+    pub(super) const fn forget(&mut self) {
+        if matches!(self.state, State::Found { .. }) {
+            self.state = State::Unknown;
+        }
+    }
+
     /// The length that counts; `None` if the queue is missing, or cannot be looked at.
     pub(super) const fn get(&self) -> Option<u32> {
         match self.state {
@@ -107,6 +114,19 @@ mod tests {
             found.iter().map(look).collect()
         };
         assert_eq!(looks(&[0, 5, 3, 0, 4, 0, 0, 0, 7]), [0, 5, 3, 3, 4, 4, 0, 0, 7]);
+    }
+
+    #[test]
+    fn what_was_found_before_a_change_makes_no_drop_to_zero_doubtful() {
+        let mut length = Length::new(1);
+        length.found(5);
+        length.forget();
+        assert_eq!(length.get(), None, "nobody knows");
+        length.found(0);
+        assert_eq!(length.get(), Some(0));
+        length.missing(Instant::now());
+        length.forget();
+        assert_eq!((length.get(), length.state), (None, State::Missing));
     }
 
     #[test]

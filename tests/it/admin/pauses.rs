@@ -35,8 +35,14 @@ async fn a_pause_stops_every_replica_until_it_is_resumed() {
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     site.publish(Job::many("job", JOBS)).await;
     site.api.wait_for(50, LONG).await;
+    one.downstream().await;
     let output = one.tool(TOKEN, &["pause", "billing", "--reason", "they asked"]).await;
     assert_eq!(output.code, 0, "{output:?}");
+    let told = one.downstream().await;
+    assert_eq!(
+        (&told["binding"]["reason"], &told["pause"]["reason"]),
+        (&"paused".into(), &"they asked".into())
+    );
     for replica in [&one, &other] {
         until("the pause is known", LONG, async || replica.metric("paced_paused").await == 1.0).await;
     }
@@ -53,7 +59,10 @@ async fn a_pause_stops_every_replica_until_it_is_resumed() {
     assert_eq!(site.api.count(), sent, "nothing is sent in a pause");
     assert!(JOBS - sent > JOBS / 4, "{sent} of {JOBS} jobs were sent before it");
     let resumed = stamp();
+    other.downstream().await;
     assert_eq!(other.tool(TOKEN, &["resume", "billing"]).await.code, 0);
+    let told = other.downstream().await;
+    assert!(told["binding"]["reason"] != "paused" && told["pause"].is_null(), "{told}");
     let arrivals = site.api.wait_for(JOBS, LONG).await;
     assert!(compare("job", JOBS, &arrivals).is_clean());
     count::assert_never_ahead(&site.api.stamps(), resumed, "200/s".parse().unwrap(), AHEAD);

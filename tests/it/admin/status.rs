@@ -9,7 +9,7 @@ use crate::support::publish;
 
 impl AdminReplica {
     /// The state of the downstream as this replica tells it.
-    async fn downstream(&self) -> Value {
+    pub(super) async fn downstream(&self) -> Value {
         let reply = self.client.get(&format!("{}/api/v1/status", self.base)).await.unwrap();
         assert_eq!(reply.status, 200, "{}", reply.text);
         let state: Value = serde_json::from_str(&reply.text).unwrap();

@@ -66,6 +66,10 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     until("a queue that is there now", async || lengths(&depths, "theirs") == Some((6, None))).await;
     until("dead letters", async || lengths(&depths, "billing") == Some((0, Some(5)))).await;
     until("the unroutable", async || depths.unroutable() == Some(6)).await;
+    // After a change nobody knows, until they are counted again.
+    depths.forget_dead("billing");
+    assert_eq!(lengths(&depths, "billing").map(|lengths| lengths.1), Some(None));
+    until("they are counted again", async || lengths(&depths, "billing") == Some((0, Some(5)))).await;
     let at = depths.of("billing").unwrap().at;
     channel.queue_purge(orders.clone().into(), Default::default()).await.unwrap();
     until("the jobs are gone", async || lengths(&depths, "theirs") == Some((2, None))).await;
