@@ -74,6 +74,11 @@ impl<R: PartialEq> Episode<R> {
         is_due
     }
 
+    /// Whether the log has named it, and not yet its end.
+    pub const fn is_named(&self) -> bool {
+        self.is_named
+    }
+
     /// Notes that it is over. Returns whether the log is to say so.
     pub fn end(&mut self) -> bool {
         self.present = None;

@@ -45,6 +45,12 @@ const ROUND_TRIP: &[f64] = &[
     10.0, 30.0,
 ];
 
+/// The bounds for requests, whose time-out may be raised to the half hour after which a broker takes jobs back.
+const REQUEST: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
+];
+
 /// The bounds for waits of up to six hours, in seconds.
 const WAIT: &[f64] = &[
     0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
@@ -125,6 +131,31 @@ pub const SILENT_REPLICAS: Metric = gauge(
     "paced_silent_replicas",
     "Other replicas that have not been heard from for 20 s, and that did not end in order; each is counted for a quarter of an hour at most. Each replica hears by itself: take the maximum, not the sum.",
 );
+/// Replicas whose files differ.
+pub const STRAY_REPLICAS: Metric = gauge(
+    "paced_stray_replicas",
+    "Replicas whose file has had other limits than those in force for 10 s. Replicas see the same ones: take the maximum, not the sum.",
+);
+/// Whether the configuration could be read.
+pub const CONFIG_LOADED: Metric = gauge(
+    "paced_config_loaded",
+    "1 if the configuration could be read when it was last read; 0 if it was wrong, so that the one before stays in effect.",
+);
+/// Files that cannot be read again.
+pub const UNREADABLE_FILES: Metric = gauge(
+    "paced_unreadable_files",
+    "Settings whose files of secrets, tokens or certificates were changed and cannot be used, so that what was read before stays in use.",
+);
+/// How long the oldest job waits.
+pub const OLDEST_JOB: Metric = gauge_of_seconds(
+    "paced_oldest_job_seconds",
+    "How long ago the oldest of the jobs that wait in this process was first taken from the broker; 0 if none waits.",
+);
+/// Whether an operator's rate is in force.
+pub const RATE_OVERRIDDEN: Metric = gauge(
+    "paced_rate_overridden",
+    "1 while a rate that an operator set is in force in place of the file's. Replicas see the same: take the maximum, not the sum.",
+);
 /// How long jobs wait for a slot.
 pub const QUEUE_WAIT: Metric = seconds(
     "paced_job_queue_wait_seconds",
@@ -146,7 +177,7 @@ pub const LATENESS_OF_RELEASE: Metric = seconds(
 /// How long the downstream takes.
 pub const DISPATCH_DURATION: Metric = seconds(
     "paced_dispatch_duration_seconds",
-    ROUND_TRIP,
+    REQUEST,
     "From the hand-over of a job until the downstream's answer, by outcome: delivered, retried, dead.",
 );
 /// How long the store takes.
@@ -234,7 +265,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 36] = [
+pub const ALL: [Metric; 41] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -249,6 +280,11 @@ pub const ALL: [Metric; 36] = [
     UNROUTABLE,
     ORPHANS,
     SILENT_REPLICAS,
+    STRAY_REPLICAS,
+    CONFIG_LOADED,
+    UNREADABLE_FILES,
+    OLDEST_JOB,
+    RATE_OVERRIDDEN,
     QUEUE_WAIT,
     SHAPING_DELAY,
     LATENESS_OF_RELEASE,

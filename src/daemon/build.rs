@@ -20,7 +20,7 @@ use super::certificates::Handles;
 use super::error::Error;
 use super::manager::Manager;
 use super::parts;
-use super::reload::{Followed, Live};
+use super::reload::{Followed, Live, show_reload};
 use super::running::Running;
 use super::secrets::{Clients, Secrets};
 use super::tokens::TokenFiles;
@@ -62,6 +62,7 @@ impl Daemon {
         let server = bind(&settings).await?;
         let (store, store_tls) = parts::store(&settings).map_err(|error| Error::setting("store", error))?;
         log_start(&loaded);
+        show_reload(true);
         let mut handles = Handles::default();
         let (dispatchers, secrets) = dispatchers(&settings, &store, &mut handles)?;
         let live = Live::new(sources, loaded, &dispatchers);

@@ -26,6 +26,9 @@ pub(super) trait Files: Send + Sync {
     /// Looks at the files, and reads again what has changed; what comes of it is logged. It blocks while it does.
     fn refresh(&self);
 
+    /// Whether they cannot be used, so that what was read before stays in use.
+    fn is_failing(&self) -> bool;
+
     /// When the certificate in use is valid; `None` if there is none.
     fn validity(&self) -> Option<Validity>;
 }
@@ -33,6 +36,10 @@ pub(super) trait Files: Send + Sync {
 impl Files for Tls {
     fn refresh(&self) {
         Self::refresh(self);
+    }
+
+    fn is_failing(&self) -> bool {
+        Self::is_failing(self)
     }
 
     fn validity(&self) -> Option<Validity> {
@@ -43,6 +50,10 @@ impl Files for Tls {
 impl Files for ServerTls {
     fn refresh(&self) {
         Self::refresh(self);
+    }
+
+    fn is_failing(&self) -> bool {
+        Self::is_failing(self)
     }
 
     fn validity(&self) -> Option<Validity> {
@@ -119,6 +130,10 @@ impl Refresh for Watched {
         };
         // Only a runtime that shuts down does not run it.
         Box::pin(spawn_blocking(look).map(drop))
+    }
+
+    fn is_failing(&self) -> bool {
+        self.files.is_failing()
     }
 }
 

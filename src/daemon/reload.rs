@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use paced::config::{self, Admin, Loaded, Reload, Settings, Sources};
 use paced::dispatch::{Control, Dispatcher};
+use paced::metric;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -52,7 +53,9 @@ pub(super) async fn on_hangup(
     loop {
         hangups.next().await;
         manager.reloading();
-        if live.reload().await {
+        let is_loaded = live.reload().await;
+        show_reload(is_loaded);
+        if is_loaded {
             for (name, downstream) in &live.loaded.settings.downstreams {
                 secrets.replace(name, downstream);
             }
@@ -65,6 +68,11 @@ pub(super) async fn on_hangup(
         }
         manager.reloaded();
     }
+}
+
+/// Shows whether the configuration could be read last.
+pub(super) fn show_reload(is_loaded: bool) {
+    metrics::gauge!(metric::CONFIG_LOADED.name).set(f64::from(u8::from(is_loaded)));
 }
 
 /// The configuration in effect, and the parts that depend on it.

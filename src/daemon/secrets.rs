@@ -40,6 +40,10 @@ impl Refresh for Target {
     fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move { Self::refresh(&self).await })
     }
+
+    fn is_failing(&self) -> bool {
+        Self::is_failing(self)
+    }
 }
 
 /// What requests go by.

@@ -97,6 +97,10 @@ impl Refresh for TokenFiles {
             self.put_in_use(lock(&self.known));
         })
     }
+
+    fn is_failing(&self) -> bool {
+        lock(&self.known).tokens.iter().any(|token| token.read.is_failing())
+    }
 }
 
 /// Logs which files have no token any more.

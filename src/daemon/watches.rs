@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use paced::failpoint;
+use paced::{failpoint, metric};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
@@ -16,11 +16,14 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) trait Refresh: Send + Sync {
     /// Reads the files again if one has changed; the result is logged. It may take as long as the file system takes.
     fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()>;
+
+    /// Whether they cannot be used, so that what was read before stays in use; the log has said so.
+    fn is_failing(&self) -> bool;
 }
 
 /// The files of all settings.
 #[derive(Clone)]
-pub(super) struct Watches(Vec<Arc<dyn Refresh>>);
+pub(super) struct Watches(Arc<[Arc<dyn Refresh>]>);
 
 impl FromIterator<Arc<dyn Refresh>> for Watches {
     fn from_iter<I: IntoIterator<Item = Arc<dyn Refresh>>>(all: I) -> Self {
@@ -36,17 +39,27 @@ impl Watches {
         join_all(self.0.iter().map(|files| Arc::clone(files).refresh())).await;
     }
 
+    /// Shows for how many settings the files cannot be used.
+    fn show(&self) {
+        let failing = self.0.iter().filter(|files| files.is_failing()).count();
+        let failing = u32::try_from(failing).unwrap_or(u32::MAX);
+        metrics::gauge!(metric::UNREADABLE_FILES.name).set(f64::from(failing));
+    }
+
     /// Refreshes all files each second, and never returns. The files of each setting have a task of their own, so that a
     /// file system that does not answer delays no other.
     pub(super) async fn watch(self) -> Infallible {
         let mut tasks = JoinSet::new();
-        for files in self.0 {
+        self.show();
+        for files in self.0.iter().map(Arc::clone) {
+            let all = self.clone();
             tasks.spawn(async move {
                 let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
                 loop {
                     ticks.tick().await;
                     Arc::clone(&files).refresh().await;
+                    all.show();
                 }
             });
         }
@@ -83,6 +96,10 @@ mod tests {
                 self.refreshes.fetch_add(1, Ordering::SeqCst);
                 let _open = self.gate.acquire().await;
             })
+        }
+
+        fn is_failing(&self) -> bool {
+            self.gate.available_permits() == 0
         }
     }
 

@@ -48,6 +48,8 @@ pub struct Reloaded<T> {
 struct InUse<T> {
     value: Arc<T>,
     source: Option<Arc<Source<T>>>,
+    /// Whether the log has named the files as unusable, and they were not read since.
+    is_failing: bool,
 }
 
 /// The state of reading the files of one source again.
@@ -90,7 +92,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
     }
 
     fn with(value: T, source: Option<Arc<Source<T>>>, progress: Progress<T>) -> Self {
-        let in_use = InUse { value: Arc::new(value), source };
+        let in_use = InUse { value: Arc::new(value), source, is_failing: false };
         Self { in_use: Arc::new(StdMutex::new(in_use)), progress: Arc::new(Mutex::new(progress)) }
     }
 
@@ -99,10 +101,16 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Arc::clone(&lock(&self.in_use).value)
     }
 
+    /// Whether the files cannot be used, so that what was read before stays in use; the log has said so.
+    pub fn is_failing(&self) -> bool {
+        lock(&self.in_use).is_failing
+    }
+
     /// Puts this value in use, and replaces its source. A read under way changes nothing any more, and the next refresh
     /// reads the new files.
     pub fn replace(&self, value: T, source: Option<Source<T>>) {
-        let new = InUse { value: Arc::new(value), source: source.map(Arc::new) };
+        let source = source.map(Arc::new);
+        let new = InUse { value: Arc::new(value), source, is_failing: false };
         let old = mem::replace(&mut *lock(&self.in_use), new);
         // Connections may end with it, which is done outside the lock.
         drop(old);
@@ -185,9 +193,11 @@ impl<T> Turn<T> {
         let stamps = stamps(&self.source.files);
         if self.progress.loaded.as_ref() == Some(&stamps) {
             self.progress.failure.end();
+            lock(&self.in_use).is_failing = false;
         } else if let Err(error) = self.read(stamps.clone())
             && self.progress.failure.note(stamps)
         {
+            lock(&self.in_use).is_failing = true;
             (self.source.log)(Err(&error));
         }
     }
@@ -199,6 +209,7 @@ impl<T> Turn<T> {
         if result.is_ok() {
             self.progress.loaded = Some(stamps);
             self.progress.failure.end();
+            lock(&self.in_use).is_failing = false;
         }
         self.progress.last = Some((begun, result.clone()));
         result

@@ -196,5 +196,7 @@ impl Meters {
             let downstream = self.downstream.clone();
             gauge!(metric::RATE_LIMIT.name, "downstream" => downstream, "source" => source).set(rate);
         }
+        let overridden = gauge!(metric::RATE_OVERRIDDEN.name, "downstream" => self.downstream.clone());
+        overridden.set(f64::from(u8::from(is_override)));
     }
 }

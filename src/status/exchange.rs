@@ -83,7 +83,7 @@ impl Exchange {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let mut terms = shared.parts.terms.clone();
         terms.mark_changed();
-        for gauge in [metric::ORPHANS, metric::SILENT_REPLICAS] {
+        for gauge in [metric::ORPHANS, metric::SILENT_REPLICAS, metric::STRAY_REPLICAS] {
             metrics::gauge!(gauge.name).set(0.0);
         }
         Self {
@@ -206,6 +206,8 @@ impl Exchange {
             .collect();
         let identities: Vec<&Identity> = replicas.iter().map(|summary| &summary.replica).collect();
         let lines = self.strays.sample(Instant::now(), &identities, &strays);
+        let named = u32::try_from(self.strays.named()).unwrap_or(u32::MAX);
+        metrics::gauge!(metric::STRAY_REPLICAS.name).set(f64::from(named));
         // Writing may take long, and others wait for the locks.
         drop((own, known));
         lines.iter().for_each(Line::tell);

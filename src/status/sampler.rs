@@ -8,6 +8,7 @@ use paced::api::Millis;
 use paced::api::state::{Counts, Failing, Failure, KindCount};
 use paced::dispatch::{Binding, Outage, Snapshot, View};
 use paced::lock::lock;
+use paced::metric;
 use paced::sink::MAX_EXCERPT;
 use paced::text;
 use paced::time::{Micros, wall_now};
@@ -154,6 +155,8 @@ impl Sampled {
         let reason = binding_log::reason(&snapshot, is_attached);
         let limit = snapshot.binding.limit();
         let millis = |at: Instant| time(anchor, at).0 / 1000;
+        let age = snapshot.oldest.map(|oldest| time(anchor, now).since(oldest)).unwrap_or_default();
+        metrics::gauge!(metric::OLDEST_JOB.name, "downstream" => name.to_owned()).set(age.as_secs_f64());
         let until = snapshot.binding.until().map(millis);
         if self.log.sample(reason, limit, now) {
             let until =

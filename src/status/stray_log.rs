@@ -83,6 +83,12 @@ impl StrayLog {
         lines
     }
 
+    /// How many replicas have strayed for [`LASTING`], so that the log has named them.
+    pub(super) fn named(&self) -> usize {
+        let is_named = |stray: &&Stray| stray.downstreams.values().any(Episode::is_named);
+        self.strays.values().filter(is_named).count()
+    }
+
     /// Forgets the differences that are over, and returns a line for each replica of which the log has named some.
     fn ended(
         &mut self,

@@ -293,7 +293,7 @@ fn every_alert_is_explained_and_fires_in_its_test() {
     let explained: BTreeSet<&str> = page.lines().filter_map(|line| line.strip_prefix("### ")).collect();
     assert_eq!(explained, names);
     for Rule { name, text, .. } in &alerts {
-        let link = format!("runbook: docs/monitoring.md#{}\n", name.to_lowercase());
+        let link = format!("runbook_url: docs/monitoring.md#{}\n", name.to_lowercase());
         assert!(text.contains(&link), "{name} has no {link}");
         for part in ["severity: ", "summary: ", "description: "] {
             assert!(text.contains(part), "{name} has no {part}");

@@ -138,6 +138,11 @@ impl Target {
         Source { files, read, log }
     }
 
+    /// Whether the files cannot be used, so that what was read before stays in use.
+    pub fn is_failing(&self) -> bool {
+        self.in_use.is_failing()
+    }
+
     /// Reads the files again if one has changed, for later requests; the result is logged.
     ///
     /// Cancel safe. It may take as long as the file system takes.

@@ -75,6 +75,11 @@ impl Tls {
         self.0.current.get()?.current().validity
     }
 
+    /// Whether the files cannot be used, so that what was read before stays in use.
+    pub fn is_failing(&self) -> bool {
+        self.0.current.get().is_some_and(Reloaded::is_failing)
+    }
+
     /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
     pub fn refresh(&self) {
         self.0.refresh();

@@ -52,6 +52,11 @@ impl ServerTls {
         self.current.current().validity
     }
 
+    /// Whether the files cannot be used, so that what was read before stays in use.
+    pub fn is_failing(&self) -> bool {
+        self.current.is_failing()
+    }
+
     /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
     pub fn refresh(&self) {
         self.current.try_refresh();

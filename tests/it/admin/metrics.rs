@@ -4,7 +4,7 @@ use super::*;
 use crate::support::publish::publish;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 31] = [
+const METRICS: [(&str, &str); 36] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_binding_seconds_total", "counter"),
@@ -24,6 +24,11 @@ const METRICS: [(&str, &str); 31] = [
     ("paced_log_dropped_total", "counter"),
     ("paced_orphans", "gauge"),
     ("paced_silent_replicas", "gauge"),
+    ("paced_stray_replicas", "gauge"),
+    ("paced_config_loaded", "gauge"),
+    ("paced_unreadable_files", "gauge"),
+    ("paced_oldest_job_seconds", "gauge"),
+    ("paced_rate_overridden", "gauge"),
     ("paced_paused", "gauge"),
     ("paced_poison_total", "counter"),
     ("paced_rate_limit_jobs_per_second", "gauge"),
@@ -226,7 +231,10 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
     assert_eq!(scrape.samples["paced_amqp_reconnects_total"], 0.0);
     assert_eq!(scrape.samples["paced_unroutable_total"], 0.0);
     assert_eq!(scrape.samples["paced_orphans"], 0.0);
-    assert_eq!(scrape.samples["paced_silent_replicas"], 0.0);
+    for name in ["paced_silent_replicas", "paced_stray_replicas", "paced_unreadable_files"] {
+        assert_eq!(scrape.samples[name], 0.0, "{name}");
+    }
+    assert_eq!(scrape.samples["paced_config_loaded"], 1.0);
     let build = format!("paced_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     assert_eq!(scrape.samples[&build], 1.0);
     let labels = scrape
