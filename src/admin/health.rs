@@ -1,13 +1,14 @@
 //! The readiness of the daemon. Each part that must be ready is one check.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use paced::amqp::Status;
 use paced::dispatch::{Binding, View};
+use paced::lock::lock;
 use paced::store::{BoxFuture, Store};
-use paced::{StoreError, metric};
+use paced::{StoreError, failpoint, metric};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -21,16 +22,73 @@ const MAX_ANSWER_AGE: Duration = Duration::from_secs(1);
 /// Why a downstream is not ready whose limits in the store this version cannot use.
 const UNUSABLE_TERMS: &str = "the limits in the store cannot be used by this replica, so that its jobs are held; see `paced terms show`";
 
+/// How long a queue is not consumed before the daemon is ready without it, if others are: a replica that starts, or that
+/// has lost the broker, has all of them again by then.
+const MISSING_FOR: Duration = Duration::from_secs(30);
+
+/// What is said of a queue without which the daemon is ready.
+const MISSING: &str = "its queue is not consumed; others are, and the daemon is ready without it";
+
 /// One condition of readiness, and the reason why it does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
     pub(crate) name: String,
     pub(crate) verdict: Result<(), String>,
+    /// Whether the daemon is not ready if it does not hold.
+    pub(crate) is_required: bool,
 }
 
 impl Check {
     pub(crate) fn new(name: impl Into<String>, verdict: Result<(), String>) -> Self {
-        Self { name: name.into(), verdict }
+        Self { name: name.into(), verdict, is_required: true }
+    }
+}
+
+/// The names of the dispatchers whose loops have not run for a while. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stuck(Arc<StdMutex<BTreeSet<String>>>);
+
+impl Stuck {
+    /// Whether there is one.
+    pub(crate) fn is_any(&self) -> bool {
+        !lock(&self.0).is_empty()
+    }
+
+    pub(crate) fn insert(&self, downstream: &str) {
+        lock(&self.0).insert(downstream.to_owned());
+    }
+
+    pub(crate) fn remove(&self, downstream: &str) {
+        lock(&self.0).remove(downstream);
+    }
+
+    pub(crate) fn clear(&self) {
+        lock(&self.0).clear();
+    }
+}
+
+/// Since when the queues of downstreams are not consumed.
+#[derive(Debug, Default)]
+pub(crate) struct Missing(StdMutex<BTreeMap<String, Instant>>);
+
+impl Missing {
+    /// Takes in which queues are consumed at `now`. Returns those that have been missing for [`MISSING_FOR`] while others
+    /// are consumed: one queue that is gone must not keep all replicas from being ready.
+    fn lasting<'a>(&self, queues: impl Iterator<Item = (&'a str, bool)>, now: Instant) -> BTreeSet<&'a str> {
+        let mut since = lock(&self.0);
+        let (mut lasting, mut is_any_consumed) = (BTreeSet::new(), false);
+        for (name, is_consumed) in queues {
+            if is_consumed {
+                is_any_consumed = true;
+                since.remove(name);
+                continue;
+            }
+            let begun = *since.entry(name.to_owned()).or_insert(now);
+            if now.saturating_duration_since(begun) >= failpoint::interval(MISSING_FOR) {
+                lasting.insert(name);
+            }
+        }
+        if is_any_consumed { lasting } else { BTreeSet::new() }
     }
 }
 
@@ -38,6 +96,9 @@ impl Check {
 pub(crate) trait Checks: Send + Sync + 'static {
     /// Checks all conditions now. Cancel safe.
     fn run_checks(&self) -> BoxFuture<'_, Vec<Check>>;
+
+    /// Whether all dispatchers run, whatever becomes of their jobs.
+    fn is_alive(&self) -> bool;
 }
 
 /// The daemon's checks.
@@ -46,6 +107,8 @@ pub(crate) struct Readiness {
     pub(crate) store: Arc<StoreProbe>,
     /// The dispatcher of each downstream.
     pub(crate) views: BTreeMap<String, View>,
+    pub(crate) missing: Missing,
+    pub(crate) stuck: Stuck,
     /// Cancelled when the daemon stops.
     pub(crate) draining: CancellationToken,
 }
@@ -60,21 +123,28 @@ impl Checks for Readiness {
                 Err(format!("no connection to RabbitMQ for {}", lost.join(", ")))
             };
             let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
+            let missing = self.missing.lasting(self.amqp.downstreams(), Instant::now());
             checks.extend(self.amqp.downstreams().map(|(name, attached)| {
                 let has_terms =
                     self.views.get(name).is_none_or(|view| view.snapshot().binding != Binding::Terms);
                 let verdict = match (attached, has_terms) {
+                    (false, _) if missing.contains(name) => Err(MISSING.to_owned()),
                     (false, _) => Err("its queue is not consumed".to_owned()),
                     (true, false) => Err(UNUSABLE_TERMS.to_owned()),
                     (true, true) => Ok(()),
                 };
-                Check::new(format!("downstream/{name}"), verdict)
+                let is_required = !missing.contains(name);
+                Check { is_required, ..Check::new(format!("downstream/{name}"), verdict) }
             }));
             let draining = self.draining.is_cancelled();
             let verdict = if draining { Err("the daemon is stopping".to_owned()) } else { Ok(()) };
             checks.push(Check::new("draining", verdict));
             checks
         })
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.stuck.is_any()
     }
 }
 
@@ -161,6 +231,22 @@ mod tests {
         let after = Duration::from_millis(after);
         let store = Arc::new(Pinged { after, error, count: AtomicU32::new(0) });
         (Arc::clone(&store), StoreProbe::new(store, Vec::new()))
+    }
+
+    #[test]
+    fn one_queue_that_is_missing_for_long_does_not_count_while_others_are_consumed() {
+        let (missing, start) = (Missing::default(), Instant::now());
+        let lasting = |queues: &[(&'static str, bool)], second| {
+            let now = start + Duration::from_secs(second);
+            missing.lasting(queues.iter().copied(), now).into_iter().collect::<Vec<_>>()
+        };
+        assert!(lasting(&[("a", true), ("b", false)], 0).is_empty());
+        assert!(lasting(&[("a", true), ("b", false)], 29).is_empty(), "it may be about to be consumed");
+        assert_eq!(lasting(&[("a", true), ("b", false)], 30), ["b"]);
+        assert!(lasting(&[("a", false), ("b", false)], 31).is_empty(), "nothing is consumed");
+        assert_eq!(lasting(&[("a", true), ("b", false)], 32), ["b"]);
+        assert!(lasting(&[("a", true), ("b", true)], 33).is_empty());
+        assert!(lasting(&[("a", true), ("b", false)], 34).is_empty(), "the time begins anew");
     }
 
     #[tokio::test(start_paused = true)]

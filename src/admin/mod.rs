@@ -25,7 +25,7 @@ use routes::Route;
 
 pub(crate) use access::{Access, Token, Tokens};
 pub(crate) use api::{Api, Letters, Operations};
-pub(crate) use health::{Readiness, StoreProbe};
+pub(crate) use health::{Missing, Readiness, StoreProbe, Stuck};
 pub(crate) use server::{CHANGES_TIMEOUT, Server, bind};
 
 /// All that the server answers, by the rules of `access`: probes by `checks`, the metrics that `render` gives, the page

@@ -31,15 +31,19 @@ struct Sources {
 pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sync + 'static) -> Vec<Route> {
     let sources = Sources { checks: Arc::new(checks), render: Arc::new(render), rendering: Arc::default() };
     vec![
-        Route::new(Method::GET, "/livez", Rule::Probe, (livez, &())),
+        Route::new(Method::GET, "/livez", Rule::Probe, (livez, &sources)),
         Route::new(Method::GET, "/readyz", Rule::Readiness, (readyz, &sources)),
         Route::new(Method::GET, "/metrics", Rule::Metrics, (metrics, &sources)),
     ]
 }
 
-/// An answer is the proof of life: it takes a turn of the runtime that the jobs run on.
-async fn livez() -> Response {
-    page(StatusCode::OK, PLAIN, "ok\n".to_owned())
+/// An answer takes a turn of the runtime that the jobs run on. It says whether all dispatchers take turns too.
+async fn livez(State(sources): State<Sources>) -> Response {
+    if sources.checks.is_alive() {
+        return page(StatusCode::OK, PLAIN, "ok\n".to_owned());
+    }
+    // Anybody may ask, so that it names none.
+    page(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "a dispatcher is stuck; the log names it\n".to_owned())
 }
 
 /// The list of checks for `?verbose`, and a word without; where it is not ready, the list for clients that may read.
@@ -49,7 +53,7 @@ async fn readyz(
     RawQuery(query): RawQuery,
 ) -> Response {
     let checks = sources.checks.run_checks().await;
-    let is_ready = checks.iter().all(|check| check.verdict.is_ok());
+    let is_ready = checks.iter().all(|check| check.verdict.is_ok() || !check.is_required);
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     // Without an insight the guard has checked that the request may read.
     let may_read = insight.is_none_or(|Extension(Insight(may_read))| may_read);
@@ -80,7 +84,7 @@ async fn metrics(State(sources): State<Sources>) -> Response {
 /// The checks in the form of Kubernetes' own components.
 fn list(checks: &[Check], is_ready: bool) -> String {
     let mut text = String::new();
-    for Check { name, verdict } in checks {
+    for Check { name, verdict, .. } in checks {
         // Writing to a String cannot fail.
         let _ = match verdict {
             Ok(()) => writeln!(text, "[+]{name} ok"),
@@ -115,6 +119,11 @@ mod tests {
     impl Checks for Fixed {
         fn run_checks(&self) -> BoxFuture<'_, Vec<Check>> {
             Box::pin(async { self.0.clone() })
+        }
+
+        /// With a check of this name.
+        fn is_alive(&self) -> bool {
+            self.0.iter().all(|check| check.name != "stuck")
         }
     }
 
@@ -179,6 +188,30 @@ mod tests {
             assert_eq!((got, body.as_str()), (status, ""), "HEAD {path}");
             assert_eq!(headers["content-type"].to_str().unwrap(), kind, "HEAD {path}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_required_does_not_count_and_what_is_stuck_is_not_alive() {
+        let ask = async |checks: &[Check], path: &str| {
+            let access = Arc::new(Access::new(&Admin::default()));
+            let pages = router(pages(Fixed(checks.to_vec()), || "# EOF\n".to_owned()), &access);
+            let connection = Connections::default().open("10.0.0.7:1".parse().unwrap()).unwrap();
+            let service = TowerToHyperService::new(pages.layer(Extension(connection.peer.clone())));
+            let request = Request::builder().uri(path).header("host", "10.0.0.5:9750");
+            let response = service.call(request.body(Body::empty()).unwrap()).await.unwrap();
+            let (head, body) = response.into_parts();
+            let body = to_bytes(body, 1 << 20).await.unwrap();
+            (head.status.as_u16(), String::from_utf8(body.into()).unwrap())
+        };
+        let fine = Check::new("downstream/a", Ok(()));
+        let missing = Check { is_required: false, ..Check::new("downstream/b", Err("gone".to_owned())) };
+        let checks = [fine, missing];
+        assert_eq!(ask(&checks, "/readyz").await, (200, "ok\n".to_owned()));
+        let listed = "[+]downstream/a ok\n[-]downstream/b failed: gone\nreadyz check passed\n";
+        assert_eq!(ask(&checks, "/readyz?verbose").await, (200, listed.to_owned()));
+        assert_eq!(ask(&checks, "/livez").await, (200, "ok\n".to_owned()));
+        let told = "a dispatcher is stuck; the log names it\n".to_owned();
+        assert_eq!(ask(&[Check::new("stuck", Ok(()))], "/livez").await, (503, told));
     }
 
     #[tokio::test]

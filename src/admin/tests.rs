@@ -69,6 +69,10 @@ impl Checks for Unready {
     fn run_checks(&self) -> BoxFuture<'_, Vec<Check>> {
         Box::pin(async { vec![Check::new("store", Err("away at 10.9.9.9".to_owned()))] })
     }
+
+    fn is_alive(&self) -> bool {
+        true
+    }
 }
 
 /// A request in each of its dimensions.

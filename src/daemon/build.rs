@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 use super::certificates::Handles;
 use super::error::Error;
 use super::manager::Manager;
-use super::parts;
 use super::reload::{Followed, Live, show_reload};
 use super::running::Running;
 use super::secrets::{Clients, Secrets};
 use super::tokens::TokenFiles;
-use crate::admin::{self, Access, Api, Letters, Operations, Readiness, StoreProbe};
+use super::{liveness, parts};
+use crate::admin::{self, Access, Api, Letters, Missing, Operations, Readiness, StoreProbe, Stuck};
 use crate::status::{self, Identity, Observer};
 use crate::telemetry::Exporter;
 
@@ -103,16 +103,24 @@ impl Daemon {
         let operations = Operations::new(Arc::clone(&store), live.terms());
         let api = Api::new(operations, observer.watch(), Letters::new(broker));
         let probe = Arc::new(StoreProbe::new(store, settings.downstreams.into_keys().collect()));
-        let draining = stop.clone();
-        let readiness = Readiness { amqp: amqp.status(), store: Arc::clone(&probe), views, draining };
+        let stuck = Stuck::default();
+        let readiness = Readiness {
+            amqp: amqp.status(),
+            store: Arc::clone(&probe),
+            views,
+            missing: Missing::default(),
+            stuck: stuck.clone(),
+            draining: stop.clone(),
+        };
         let server = server.map(|server| server.serve(readiness, api, &access)).transpose()?;
         let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
-        let controls = dispatchers.iter().map(control).collect();
+        let controls: Vec<_> = dispatchers.iter().map(control).collect();
         let mut running = JoinSet::new();
         for (name, dispatcher) in dispatchers {
             let source = amqp.source(&name).map_err(|error| Error::failed("no source of jobs", error))?;
             running.spawn(dispatcher.run(source, stop.clone()));
         }
+        tokio::spawn(liveness::watch(stuck, controls.clone(), stop.clone()));
         manager.watch(amqp.status(), controls, stop.clone());
         Ok(Running { dispatchers: running, amqp, observer, server, probe, stop, live, followed, manager })
     }

@@ -4,6 +4,7 @@
 mod build;
 mod certificates;
 mod error;
+mod liveness;
 mod manager;
 mod parts;
 mod reload;

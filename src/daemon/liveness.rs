@@ -1,0 +1,83 @@
+//! Watches whether the dispatchers run: `/livez` fails once the loop of one has not run for a while, so that what watches the
+//! process starts it anew.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use paced::dispatch::Control;
+use paced::failpoint;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::Stuck;
+
+/// How long the loop of a dispatcher has not run before it counts as stuck. It runs within milliseconds, whatever the broker,
+/// the store, the API and the limits do.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// How long after a turn the next one is asked for.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Asks these dispatchers for turns until `stop`, and keeps in `stuck` those that take none. While they drain they take none,
+/// and none counts as stuck.
+pub(super) async fn watch(stuck: Stuck, controls: Vec<(String, Control)>, stop: CancellationToken) {
+    let watches = join_all(controls.iter().map(|(name, control)| watch_one(&stuck, name, control)));
+    stop.run_until_cancelled(watches).await;
+    stuck.clear();
+}
+
+async fn watch_one(stuck: &Stuck, name: &str, control: &Control) -> Infallible {
+    let within = failpoint::interval(LONGEST);
+    loop {
+        if timeout(within, control.turn()).await.is_err() {
+            stuck.insert(name);
+            tracing::error!(
+                downstream = name,
+                ?within,
+                "the dispatcher is stuck: its loop has not run for this long; /livez fails until it does"
+            );
+            control.turn().await;
+            stuck.remove(name);
+            tracing::warn!(downstream = name, "the dispatcher runs again");
+        }
+        sleep(failpoint::interval(PAUSE)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use paced::config::{self, Sources};
+    use paced::{MemoryStore, Store};
+
+    use super::super::parts;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dispatcher_whose_loop_does_not_run_is_stuck_until_the_daemon_drains() {
+        let text = ["rate='1/s'", "http.base_url='http://127.0.0.1:1/'"];
+        let set = text.map(|key| format!("downstreams.a.{key}")).to_vec();
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("paced.toml");
+        std::fs::write(&file, "").unwrap();
+        let settings =
+            config::load(Sources { files: vec![file], set, ..Sources::default() }).unwrap().settings;
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let clock = parts::clock(paced::dispatch::Precision::Coarse);
+        // It is never run.
+        let downstream = ("a", &settings.downstreams["a"]);
+        let built = parts::dispatcher(&settings, downstream, parts::Shared::default(), store, clock).unwrap();
+        let controls = vec![("a".to_owned(), built.0.control())];
+        let (stuck, stop) = (Stuck::default(), CancellationToken::new());
+        let watching = tokio::spawn(watch(stuck.clone(), controls, stop.clone()));
+        sleep(LONGEST - Duration::from_secs(1)).await;
+        assert!(!stuck.is_any(), "it may be busy");
+        sleep(Duration::from_secs(2)).await;
+        assert!(stuck.is_any());
+        stop.cancel();
+        watching.await.unwrap();
+        assert!(!stuck.is_any());
+    }
+}
