@@ -50,7 +50,10 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     }
     match (global.output, undo) {
         (Output::Json, _) => Ok(()),
-        (Output::Human, false) => out::line(format_args!("{downstream}: {} job(s) are cancelled", ids.len())),
+        (Output::Human, false) => out::line(format_args!(
+            "{downstream}: {} id(s) are cancelled, and remembered whether or not such jobs wait now",
+            ids.len()
+        )),
         (Output::Human, true) => out::line(format_args!(
             "{downstream}: {changed} of {} job(s) were cancelled, and are not any more",
             ids.len()

@@ -135,7 +135,7 @@ fn instants(downstream: &Downstream) -> Vec<Fact> {
     let instants = [
         ("oldest", downstream.releases.oldest),
         ("next slot", downstream.releases.next_slot),
-        ("through", downstream.releases.through_at),
+        ("empty at", downstream.releases.through_at),
     ];
     let mut facts: Vec<Fact> =
         instants.into_iter().filter_map(|(title, instant)| Some((title, at(instant?)))).collect();
@@ -183,7 +183,7 @@ fn replicas(downstream: &Downstream) -> Vec<Fact> {
     let mut facts: Vec<Fact> = shares.collect();
     if !downstream.strays.is_empty() {
         let strays = downstream.strays.join(", ");
-        facts.push(("stray", format!("the file of {strays} has other limits than those in force")));
+        facts.push(("stray", format!("replica {strays} loaded a different configuration file")));
     }
     facts
 }

@@ -143,7 +143,7 @@ enum Command {
     Pause(pause::PauseArgs),
     /// Ends a pause: one of `paced pause`, and one that the downstream asked for
     Resume(pause::ResumeArgs),
-    /// Has the counts of a downstream's limits begin at 0, in every replica
+    /// Resets a downstream's used quota to 0, in every replica
     Reset(reset::Args),
     /// Shows and sets the rates that a running downstream goes by
     #[command(subcommand)]

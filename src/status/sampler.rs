@@ -166,7 +166,7 @@ impl Sampled {
                 reason,
                 limit,
                 until,
-                "what holds jobs back, for ten seconds by now"
+                "jobs have waited for 10 s; reason: {reason}"
             );
         }
         Own {

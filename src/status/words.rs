@@ -47,8 +47,8 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
         }
         "throttled" => format!("the API throttles{}", end(until)),
         "not-due" => match until {
-            Some(at) => format!("all that wait may only go later, the first at {}", instant(at)),
-            None => "all that wait may only go later".to_owned(),
+            Some(at) => format!("all jobs wait for a retry or a start time; the next at {}", instant(at)),
+            None => "all jobs wait for a retry or a start time".to_owned(),
         },
         "store" => "the store is away".to_owned(),
         "broker" => "the queue is not consumed: RabbitMQ is away, or refuses".to_owned(),

@@ -50,13 +50,19 @@ fn sent(site: &Site) -> Vec<String> {
 async fn a_cancelled_job_is_not_sent_from_the_queue_nor_from_where_it_is_held() {
     let site = Site::shared("cancelqueue", "rate = '100/s'\nqueue.prefetch = 5").await;
     let replica = AdminReplica::with_token(&site).await;
-    assert_eq!(replica.cancel(&["job-0", "never"]).await, "billing: 2 job(s) are cancelled\n");
+    assert_eq!(
+        replica.cancel(&["job-0", "never"]).await,
+        "billing: 2 id(s) are cancelled, and remembered whether or not such jobs wait now\n"
+    );
     assert_eq!(replica.tool(TOKEN, &["pause", "billing"]).await.code, 0);
     // Some of them are held here, behind the pause, and the others are in the queue.
     site.publish(Job::many("job", 30)).await;
     replica.until_cancelled(1).await;
     site.depth(&site.queue(), 24, LONG).await;
-    assert_eq!(replica.cancel(&["job-1", "job-29"]).await, "billing: 2 job(s) are cancelled\n");
+    assert_eq!(
+        replica.cancel(&["job-1", "job-29"]).await,
+        "billing: 2 id(s) are cancelled, and remembered whether or not such jobs wait now\n"
+    );
     replica.until_cancelled(2).await;
     assert_eq!(replica.tool(TOKEN, &["resume", "billing"]).await.code, 0);
     replica.until_cancelled(3).await;
@@ -237,7 +243,7 @@ async fn who_may_cancel_and_what_is_told() {
     let output = run_cli(&args, many.join("\n").as_bytes()).await;
     assert_eq!(
         (output.code, output.stdout.as_str()),
-        (0, "billing: 1001 job(s) are cancelled\n"),
+        (0, "billing: 1001 id(s) are cancelled, and remembered whether or not such jobs wait now\n"),
         "{output:?}"
     );
     let told: Value =

@@ -37,7 +37,7 @@ async fn a_stray_is_named_in_the_log_of_all_when_it_begins_and_when_it_ends() {
     assert_eq!((output.code, output.stderr.as_str()), (0, ""));
     until("the status says so", LONG, async || {
         let output = other.tool(TOKEN, &["status", "billing"]).await;
-        output.stdout.contains("has other limits than those in force")
+        output.stdout.contains(" loaded a different configuration file")
     })
     .await;
 
