@@ -25,6 +25,9 @@ pub(super) struct Args {
     /// What the API allows: COUNT/UNIT, such as 50/s or 1000/minute
     #[arg(long)]
     rate: Option<String>,
+    /// A further limit of the API, such as 5000/day (a quota by the calendar in UTC) or 1000/hour (in any hour); may be repeated
+    #[arg(long = "limit", value_name = "RATE")]
+    limits: Vec<String>,
     /// How much arrivals at the API may jitter, such as 50ms, if it counts in any window [default: 0s]
     #[arg(long, value_name = "DURATION")]
     margin: Option<String>,
@@ -54,7 +57,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
         return Err(exists(file));
     }
     let answers = answers(args)?;
-    let document = render::document(&answers);
+    let document = render::document(&answers, &args.limits);
     if let Err(errors) = config::load_text("configuration", &document, Path::new("")) {
         out::say(&errors);
         return Err(Exit::Usage);
@@ -70,13 +73,21 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
                 secret.key
             ));
         }
-        return out::raw(render::file(&answers, false).as_bytes());
+        return out::raw(render::file(&answers, &args.limits, false).as_bytes());
     };
     let folder = file.parent().unwrap_or(Path::new(""));
     let secrets =
         secrets.iter().map(|secret| (folder.join(secret.file), format!("{}\n", secret.text), 0o600));
     let mut files: Vec<(PathBuf, String, u32)> = secrets.collect();
-    files.push((file.clone(), render::file(&answers, true), 0o644));
+    let token = folder.join(render::TOKEN_FILE);
+    // One that is there may be that of another configuration of this daemon.
+    if token.symlink_metadata().is_err() {
+        let text = new_token().map_err(|error| {
+            out::fail(Exit::Failed, format_args!("cannot read random bytes for a token: {error}"))
+        })?;
+        files.push((token, text, 0o600));
+    }
+    files.push((file.clone(), render::file(&answers, &args.limits, true), 0o644));
     // All are looked for before any is written, so that no secret is left behind without the file that names it.
     if let Some((there, ..)) = files.iter().find(|(path, ..)| !args.force && path.symlink_metadata().is_ok())
     {
@@ -85,7 +96,19 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     for (path, text, mode) in &files {
         write(path, text, *mode, args.force)?;
     }
-    files.iter().rev().try_for_each(|(path, ..)| out::path(global.output, path))
+    files.iter().rev().try_for_each(|(path, ..)| out::path(global.output, path))?;
+    let file = file.display();
+    out::say(format_args!(
+        "paced: next: paced check --online -c {file}; paced run -c {file}; and while it runs paced status -c {file}"
+    ));
+    Ok(())
+}
+
+/// A token of 32 random bytes, as text.
+fn new_token() -> io::Result<String> {
+    let mut bytes = [0; 32];
+    io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).chain(["\n".to_owned()]).collect())
 }
 
 /// The answers of the arguments, and those that are typed where one is missing that has no default.

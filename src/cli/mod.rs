@@ -53,46 +53,49 @@ struct Cli {
     command: Command,
 }
 
+/// The heading of what every command understands, below the options of its own.
+const GLOBAL: &str = "Options of every command";
+
 /// What every command understands.
 #[derive(Debug, Args)]
 struct Global {
     /// Configuration file; repeat it to merge several [default: $PACED_CONFIG, ./paced.toml,
     /// /etc/paced/paced.toml]
-    #[arg(short, long, global = true, value_name = "FILE")]
+    #[arg(short, long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     config: Vec<PathBuf>,
     /// Overrides one key, such as downstreams.billing.rate=20/s
-    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Where the daemon's admin API is, such as https://paced.internal:9750 [default: admin.listen]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     admin: Option<String>,
     /// Who you are, for the audit log of the daemon, where several use one token; nothing proves it
-    #[arg(long = "as", global = true, value_name = "NAME", value_parser = claimed)]
+    #[arg(long = "as", global = true, help_heading = GLOBAL, value_name = "NAME", value_parser = claimed)]
     claimed: Option<HeaderValue>,
     /// The authorities that may have signed the certificate of a daemon that is asked over https, in PEM format
     /// [default: $PACED_CA_FILE, or the system's]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     ca_file: Option<PathBuf>,
     /// The certificate to show to a daemon that wants one [default: $PACED_CERT_FILE]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     cert_file: Option<PathBuf>,
     /// Its private key [default: $PACED_KEY_FILE]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     key_file: Option<PathBuf>,
     /// Form of what is written to stdout
-    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
     /// When to colour messages
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value_t, value_name = "WHEN")]
     color: Color,
     /// Says more; twice: everything
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count)]
     verbose: u8,
     /// Says less; twice: only errors
-    #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count, conflicts_with = "verbose")]
     quiet: u8,
     /// Form of the log on stderr
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value_t, value_name = "FORM")]
     log_format: LogFormat,
 }
 

@@ -48,8 +48,17 @@ async fn assert_valid(file: &Path) {
 async fn options_make_a_file_that_passes_the_check() {
     let folder = tempdir().unwrap();
     let more = ["--store", "redis://127.0.0.1:6379/0", "--queue", "erp \"in\"", "--file", "paced.toml"];
-    let output = init(&folder, &more).await;
-    assert_eq!((output.code, output.stdout.as_str(), output.stderr.as_str()), (0, "paced.toml\n", ""));
+    let limits = ["--limit", "5000/day", "--limit", "900/h"];
+    let output = init(&folder, &[&more[..], &limits].concat()).await;
+    assert_eq!((output.code, output.stdout.as_str()), (0, "paced.toml\nadmin-token\n"), "{}", output.stderr);
+    for next in
+        ["paced check --online -c paced.toml", "paced run -c paced.toml", "paced status -c paced.toml"]
+    {
+        assert!(output.stderr.contains(next), "{}", output.stderr);
+    }
+    let token = folder.path().join("admin-token");
+    assert_eq!(fs::read_to_string(&token).unwrap().trim_end().len(), 64);
+    assert_eq!(fs::metadata(&token).unwrap().permissions().mode() & 0o777, 0o600);
     let file = folder.path().join("paced.toml");
     let value = in_effect(folder.path(), "paced.toml").await;
     assert_eq!(value("downstreams.billing.rate"), "1000/minute");
@@ -57,6 +66,11 @@ async fn options_make_a_file_that_passes_the_check() {
     assert_eq!(value("downstreams.billing.queue.name"), "erp \"in\"");
     assert_eq!(value("amqp.url"), "amqp://127.0.0.1:5672/%2f");
     assert_eq!(value("store.url"), "redis://127.0.0.1:6379/0");
+    assert_eq!((value("admin.listen"), value("admin.token")), ("127.0.0.1:9750".into(), "***".into()));
+    let limits = value("downstreams.billing.limits").to_string();
+    for part in ["quota", "5000/d", "sliding-log", "900/h"] {
+        assert!(limits.contains(part), "{limits}");
+    }
     assert_valid(&file).await;
 
     // What is there is kept.
@@ -83,7 +97,7 @@ async fn passwords_are_kept_out_of_the_file() {
     let output = init(&folder, &[&secrets[..], &["--file", "paced.toml"]].concat()).await;
     assert_eq!(
         (output.code, output.stdout.as_str()),
-        (0, "paced.toml\nstore-url\namqp-url\n"),
+        (0, "paced.toml\nadmin-token\nstore-url\namqp-url\n"),
         "{}",
         output.stderr
     );
@@ -135,7 +149,12 @@ async fn the_query_of_a_base_url_is_kept_out_of_the_file() {
     args[4] = url;
     let run = async |more: &[&str]| run_cli_in(folder.path(), &[&args[..], more].concat(), b"").await;
     let written = run(&["--file", "paced.toml"]).await;
-    assert_eq!((written.code, written.stdout.as_str()), (0, "paced.toml\nbase-url\n"), "{}", written.stderr);
+    assert_eq!(
+        (written.code, written.stdout.as_str()),
+        (0, "paced.toml\nadmin-token\nbase-url\n"),
+        "{}",
+        written.stderr
+    );
     assert!(!fs::read_to_string(folder.path().join("paced.toml")).unwrap().contains("hunter2"));
     assert_eq!(fs::read_to_string(folder.path().join("base-url")).unwrap(), format!("{url}\n"));
     let value = in_effect(folder.path(), "paced.toml").await;

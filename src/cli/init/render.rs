@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
+use paced::Amount;
 use paced::config::{self, quote};
 
 use super::Answers;
@@ -79,11 +81,11 @@ fn without_password(url: &str) -> String {
 }
 
 /// The shortest configuration with these answers, to be checked.
-pub(super) fn document(answers: &Answers) -> String {
+pub(super) fn document(answers: &Answers, limits: &[String]) -> String {
     let line = |key: &str, field| format!("{key} = {}\n", quote(get(answers, field)));
     let mut text = line("amqp.url", Field::Broker) + &line("store.url", Field::Store);
     let _ = writeln!(text, "[downstreams.{}]", quote(get(answers, Field::Downstream)));
-    text += &rate(answers);
+    text += &rate(answers, limits);
     text += &line("http.base_url", Field::BaseUrl);
     if answers.contains_key(&Field::Queue) {
         text += &line("queue.name", Field::Queue);
@@ -91,13 +93,32 @@ pub(super) fn document(answers: &Answers) -> String {
     text
 }
 
-/// The line of the rate, which is a limit of its own where it has a margin.
-fn rate(answers: &Answers) -> String {
+/// The lines of the rate, which is a limit of its own where it has a margin, and of further limits.
+fn rate(answers: &Answers, limits: &[String]) -> String {
     let rate = quote(get(answers, Field::Rate));
-    match answers.get(&Field::Margin).map(String::as_str) {
-        None | Some("0s") => format!("rate = {rate}\n"),
-        Some(margin) => format!("limits = [{{ rate = {rate}, margin = {} }}]\n", quote(margin)),
+    let margin = answers.get(&Field::Margin).filter(|margin| *margin != "0s");
+    let first = margin.map(|margin| format!("{{ rate = {rate}, margin = {} }}", quote(margin)));
+    let mut text = if first.is_none() { format!("rate = {rate}\n") } else { String::new() };
+    let all: Vec<String> = first.into_iter().chain(limits.iter().map(|limit| further(limit))).collect();
+    match all.as_slice() {
+        [] => {}
+        [one] => text += &format!("limits = [{one}]\n"),
+        several => text += &format!("limits = [\n    {},\n]\n", several.join(",\n    ")),
     }
+    text
+}
+
+/// The most that a sliding log counts.
+const LONGEST_LOG: u64 = 10_000;
+
+/// A further limit: a quota of days, weeks or months, and otherwise what is never exceeded in any window of its length.
+fn further(limit: &str) -> String {
+    let algorithm = match limit.parse::<Amount>() {
+        Ok(amount) if amount.period().longest() >= Duration::from_secs(86_400) => "quota",
+        Ok(amount) if amount.count() > LONGEST_LOG => "sliding-window",
+        _ => "sliding-log",
+    };
+    format!("{{ algorithm = \"{algorithm}\", rate = {} }}", quote(limit))
 }
 
 /// Checks an answer as the daemon would, together with those that were `given` before. The problem never repeats a secret.
@@ -115,7 +136,7 @@ pub(super) fn check(field: Field, answer: &str, given: &Answers) -> Result<(), S
     let of_the_limit = given.iter().filter(|(field, _)| matches!(field, Field::Rate | Field::Margin));
     answers.extend(of_the_limit.map(|(field, text)| (*field, text.clone())));
     answers.insert(field, answer.to_owned());
-    let checked = config::load_text("answer", &document(&answers), Path::new(""));
+    let checked = config::load_text("answer", &document(&answers, &[]), Path::new(""));
     let first = |errors: config::ConfigErrors| errors.iter().next().map(|error| error.problem().to_owned());
     checked.map(drop).map_err(|errors| first(errors).unwrap_or_default())
 }
@@ -135,10 +156,12 @@ const HEAD: &str = "\
 const ADMIN: &str = "
 # Probes, metrics, the page and the tools (paced status, paced pause and so on). Nothing listens unless it is set.
 [admin]
-# listen = \"127.0.0.1:9750\"
+listen = \"127.0.0.1:9750\"
 # What changes must carry; make it with `openssl rand -hex 32`. Without one there are no changes.
-# token_file = \"admin-token\"
 ";
+
+/// The name of the file that holds the token of the admin API.
+pub(super) const TOKEN_FILE: &str = "admin-token";
 
 const HEADERS: &str = "\
 # For one request, connecting included.
@@ -160,15 +183,21 @@ const FURTHER_LIMITS: &str = "\
 const MARGIN: &str = "# Its period is longer by the margin, since arrivals jitter and the API counts in any window. More limits may follow.\n";
 
 /// The file. With `beside` the URLs with passwords are in files of their own beside it.
-pub(super) fn file(answers: &Answers, beside: bool) -> String {
-    let (name, rate) = (get(answers, Field::Downstream), rate(answers));
-    let more = if rate.starts_with("rate") { FURTHER_LIMITS } else { MARGIN };
+pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String {
+    let (name, rate) = (get(answers, Field::Downstream), rate(answers, limits));
+    let more = match (rate.starts_with("rate"), limits) {
+        (true, []) => FURTHER_LIMITS,
+        (true, _) => "# All limits must allow a job.\n",
+        (false, _) => MARGIN,
+    };
     let mut text = HEAD.to_owned();
     text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
     text += &url(answers, Field::Broker, "url", beside);
     text += "\n[store]\n# Where the pace is kept. memory: is this process alone; a Redis (redis://HOST:6379) is shared by all replicas.\n";
     text += &url(answers, Field::Store, "url", beside);
     text += ADMIN;
+    // Without a file there is no place for a token.
+    let _ = writeln!(text, "{}token_file = \"{TOKEN_FILE}\"", if beside { "" } else { "# " });
     // Writing to a String cannot fail.
     let _ = write!(
         text,
@@ -275,6 +304,26 @@ mod tests {
         ] {
             assert_eq!(check(field, right, &Answers::new()), Ok(()), "{right}");
         }
+    }
+
+    #[test]
+    fn further_limits_are_quotas_or_never_exceeded_in_any_window() {
+        let answers = |margin: &str| {
+            let text = |text: &str| text.to_owned();
+            Answers::from([(Field::Rate, text("100/minute")), (Field::Margin, text(margin))])
+        };
+        let limits = |all: &[&str]| all.iter().map(|limit| (*limit).to_owned()).collect::<Vec<_>>();
+        assert_eq!(rate(&answers("0s"), &[]), "rate = \"100/minute\"\n");
+        assert_eq!(
+            rate(&answers("0s"), &limits(&["5000/day"])),
+            "rate = \"100/minute\"\nlimits = [{ algorithm = \"quota\", rate = \"5000/day\" }]\n"
+        );
+        assert_eq!(
+            rate(&answers("50ms"), &limits(&["1000/h", "50000/h"])),
+            "limits = [\n    { rate = \"100/minute\", margin = \"50ms\" },\n    \
+             { algorithm = \"sliding-log\", rate = \"1000/h\" },\n    \
+             { algorithm = \"sliding-window\", rate = \"50000/h\" },\n]\n"
+        );
     }
 
     #[test]
