@@ -61,7 +61,13 @@ impl Route {
     ///
     /// Cancel safe.
     pub(super) async fn choose(&mut self) -> bool {
-        let Some(connection) = up(&mut self.links.first().current).await else { return false };
+        // Where the first one is down, its own will do.
+        let mut first = self.links.first().current;
+        let connection = tokio::select! {
+            connection = up(&mut self.link.current) => connection,
+            connection = up(&mut first) => connection,
+        };
+        let Some(connection) = connection else { return false };
         let each = downstreams(connection.configuration().channel_max());
         self.link = self.links.consuming(self.place / each);
         true

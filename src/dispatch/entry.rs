@@ -148,6 +148,8 @@ impl Entry {
             let Refusals { outdated, blameless, .. } = attempts.refusals;
             let refusals = Refusals { outdated, blameless, ..Refusals::default() };
             self.attempts = Attempts { refusals, ..attempts };
+            // Whatever its copy was parked for: it waits for its own attempt now, which no other limit ends.
+            self.hold.reason = ParkReason::Retry;
             self.renew_end();
             // Its channel may be lost again before that.
             self.begin(unsettled);

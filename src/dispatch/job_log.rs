@@ -42,6 +42,11 @@ pub(super) fn delivered(
     }
 }
 
+/// Tells of a job whose message was delivered again, and that is not sent again: its outcome was told of before.
+pub(super) fn known(downstream: &str, id: &str) {
+    tracing::info!(target: TARGET, downstream, id, outcome = "known", "job");
+}
+
 /// Tells of a job that became a dead letter.
 pub(super) fn dead(downstream: &str, id: Option<&str>, letter: &DeadLetter) {
     let Report { attempts, status, .. } = letter.report;

@@ -15,20 +15,27 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::retry::Attempts;
 use super::source::{DeadLetter, Liveness, Report, Ticket};
-use crate::job::{Content, Job};
 use crate::lock::lock;
 use crate::sink::{Closing, Receipt, Response};
 
+mod message;
+
+pub(super) use message::Message;
+use message::{Identity, Sought};
+
 /// How long it is remembered what was done for a message whose channel was lost.
 const MEMORY: Duration = Duration::from_secs(3600);
+
+/// How long that is remembered of a dead letter: it comes again within that, or went to another replica. Later, somebody
+/// may have replayed the letter that was made of it there.
+const MEMORY_OF_DEAD: Duration = Duration::from_secs(300);
 
 /// The most messages of a downstream of which that is remembered, and the most bytes of answers.
 const MOST: usize = 1000;
@@ -48,23 +55,23 @@ pub(super) struct Unsettled {
 struct Table {
     next: u64,
     records: BTreeMap<u64, Record>,
-    /// Those whose channel was lost, the oldest first, since when, and the bytes that they keep. Some may be gone.
-    left: VecDeque<(u64, Instant, usize)>,
+    /// Those whose channel was lost.
+    left: Left,
+    /// Those of them that are dead.
+    dead: Left,
 }
+
+/// The places of some records, the oldest first, since when they are there, and the bytes that they keep.
+#[derive(Default)]
+struct Left(VecDeque<(u64, Instant, usize)>);
 
 struct Record {
     message: Identity,
     /// As in [`Ticket::generation`].
     generation: u64,
-    /// A fingerprint: equal for equal jobs, and seldom for others.
+    /// As [`Message::fingerprint`].
     fingerprint: u64,
     state: State,
-}
-
-/// What a job is recognized by.
-enum Identity {
-    Job { job: Arc<Job>, has_own_id: bool },
-    Digest([u64; 2]),
 }
 
 enum State {
@@ -82,6 +89,8 @@ pub(super) enum LeftOver {
     Delivered(Delivered),
     /// It is dead: the answer is to be replied where there is one, and the letter to be published.
     Dead(DeadLetter, Option<Response>),
+    /// Its letter is published, and nothing but its ack is left.
+    Buried(Report),
 }
 
 /// A job that was delivered and is not acked.
@@ -90,13 +99,6 @@ pub(super) struct Delivered {
     pub(super) report: Report,
     /// Whether nobody waits for the answer any more.
     pub(super) is_replied: bool,
-}
-
-/// A message that came, as a job.
-#[derive(Clone, Copy)]
-pub(super) struct Message<'a> {
-    pub(super) job: &'a Arc<Job>,
-    pub(super) has_own_id: bool,
 }
 
 /// What was done for a message that was delivered again.
@@ -126,8 +128,7 @@ impl Unsettled {
             return Track::default();
         }
         let (fingerprint, state) = (message.fingerprint(), State::AtWork(None));
-        let Message { job, has_own_id } = message;
-        let message = Identity::Job { job: Arc::clone(job), has_own_id };
+        let message = Identity::of(message);
         let mut table = lock(&self.table);
         table.next += 1;
         let place = table.next;
@@ -142,20 +143,22 @@ impl Unsettled {
         ticket: Box<dyn Ticket>,
     ) -> Option<(Box<dyn Ticket>, Known)> {
         if !ticket.is_redelivered() {
+            lock(&self.table).forget_dead(message);
             return Some((ticket, Known::Nothing));
         }
-        let (generation, fingerprint) = (ticket.generation(), message.fingerprint());
+        let (sought, generation) = (Sought::new(message), ticket.generation());
         let mut table = lock(&self.table);
         table.forget_old();
-        let mut alike = table.records.iter_mut().filter(|(_, record)| record.fingerprint == fingerprint);
-        let Some((place, record)) = alike.find(|(_, record)| record.is_of(message, generation)) else {
+        let mut records = table.records.iter_mut();
+        let Some((&place, record)) = records.find(|(_, record)| record.is_of(&sought, generation)) else {
             return Some((ticket, Known::Nothing));
         };
-        let place = *place;
         if let State::AtWork(redelivered) = &mut record.state {
             *redelivered = Some(ticket);
             return None;
         }
+        table.left.remove(place);
+        table.dead.remove(place);
         let known = match table.records.remove(&place).map(|record| record.state) {
             Some(State::Waits(until, attempts, _)) => Known::Waits(until, attempts),
             Some(State::Ended(rest)) => Known::Ended(rest),
@@ -167,29 +170,63 @@ impl Unsettled {
 
 impl Table {
     /// Remembers a record whose channel was lost, and forgets what is too old or too much.
-    fn leave(&mut self, place: u64, bytes: usize) {
-        self.left.push_back((place, Instant::now(), bytes));
-        if self.left.len() > MOST {
-            self.left.retain(|(place, ..)| self.records.contains_key(place));
-        }
+    fn leave(&mut self, place: u64, bytes: usize, is_dead: bool) {
+        let left = if is_dead { &mut self.dead } else { &mut self.left };
+        left.0.push_back((place, Instant::now(), bytes));
         self.forget_old();
     }
 
     fn forget_old(&mut self) {
-        let mut bytes: usize = self.left.iter().map(|(.., bytes)| bytes).sum();
-        while let Some((place, since, first)) = self.left.front()
-            && (self.left.len() > MOST || bytes > MOST_BYTES || since.elapsed() >= MEMORY)
+        for (left, memory) in [(&mut self.left, MEMORY), (&mut self.dead, MEMORY_OF_DEAD)] {
+            left.forget_old(&mut self.records, memory);
+        }
+    }
+
+    /// Forgets the dead job that this message may be another one of: it was not delivered before, so that somebody
+    /// published it anew, and may have replayed a letter.
+    fn forget_dead(&mut self, message: Message<'_>) {
+        if self.dead.0.is_empty() {
+            return;
+        }
+        let (sought, records) = (Sought::new(message), &mut self.records);
+        self.dead.0.retain(|(place, ..)| {
+            let is_same = records.get(place).is_some_and(|record| record.is_about(&sought));
+            if is_same {
+                records.remove(place);
+            }
+            !is_same
+        });
+    }
+}
+
+impl Left {
+    /// Forgets what is too old or too much.
+    fn forget_old(&mut self, records: &mut BTreeMap<u64, Record>, memory: Duration) {
+        let mut bytes: usize = self.0.iter().map(|(.., bytes)| bytes).sum();
+        while let Some((place, since, first)) = self.0.front()
+            && (self.0.len() > MOST || bytes > MOST_BYTES || since.elapsed() >= memory)
         {
             bytes -= first;
-            self.records.remove(place);
-            self.left.pop_front();
+            records.remove(place);
+            self.0.pop_front();
         }
+    }
+
+    fn remove(&mut self, place: u64) {
+        self.0.retain(|(other, ..)| *other != place);
     }
 }
 
 impl Record {
+    fn is_about(&self, sought: &Sought<'_>) -> bool {
+        self.fingerprint == sought.fingerprint && self.message.is(sought)
+    }
+
     /// Whether this is another delivery of this job's message, in a later generation.
-    fn is_of(&self, message: Message<'_>, generation: u64) -> bool {
+    fn is_of(&self, sought: &Sought<'_>, generation: u64) -> bool {
+        if self.fingerprint != sought.fingerprint {
+            return false;
+        }
         // If the channel of the redelivery was lost as well, a later one replaces its ticket.
         let newest = match &self.state {
             State::AtWork(Some(redelivered)) if redelivered.is_live() => return false,
@@ -197,54 +234,8 @@ impl Record {
             State::Waits(.., Some(is_live)) if is_live() => return false,
             _ => self.generation,
         };
-        let Message { job, has_own_id } = message;
-        newest < generation
-            && match &self.message {
-                Identity::Job { job: known, has_own_id: has_known_id } => {
-                    *has_known_id == has_own_id
-                        && (!has_own_id || known.id == job.id)
-                        && is_same_request(known, job)
-                }
-                Identity::Digest(known) => has_own_id && *known == digest(job),
-            }
+        newest < generation && self.message.is(sought)
     }
-
-    /// Keeps no more of the job than it is recognized by.
-    fn reduce(&mut self) {
-        if let Identity::Job { job, .. } = &self.message {
-            self.message = Identity::Digest(digest(job));
-        }
-    }
-}
-
-impl Message<'_> {
-    /// The fingerprint: the length of its body, and the end of the fields that tell jobs apart.
-    fn fingerprint(self) -> u64 {
-        let Job { id, content: Content { body, .. }, .. } = &**self.job;
-        let text = if self.has_own_id { id.as_bytes() } else { &body[..] };
-        let mut end = [0; 8];
-        for (to, from) in end.iter_mut().zip(text.iter().rev()) {
-            *to = *from;
-        }
-        u64::from_le_bytes(end) ^ (body.len() as u64).rotate_left(32)
-    }
-}
-
-/// A digest of a job and its id, by keys that nobody outside of this process knows.
-fn digest(job: &Job) -> [u64; 2] {
-    static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
-    let Job { id, lane, cost, plan, priority, times, request, content, reply } = job;
-    let Content { body, content_type, content_encoding } = content;
-    let rest = format!("{:?}", (lane, cost, plan, priority, times, request, reply));
-    KEYS.each_ref().map(|keys| keys.hash_one((id, &rest, content_type, content_encoding, &body[..])))
-}
-
-/// Whether two jobs are equal but for their ids.
-fn is_same_request(one: &Job, other: &Job) -> bool {
-    let Job { id: _, lane, cost, plan, priority, times, request, content, reply } = one;
-    (lane, cost, plan, priority) == (&other.lane, &other.cost, &other.plan, &other.priority)
-        && (times, request, reply) == (&other.times, &other.request, &other.reply)
-        && *content == other.content
 }
 
 impl LeftOver {
@@ -257,7 +248,7 @@ impl LeftOver {
     /// The bytes of the answer that it keeps.
     fn bytes(&self) -> usize {
         match self {
-            Self::Delivered(Delivered { is_replied: true, .. }) => 0,
+            Self::Delivered(Delivered { is_replied: true, .. }) | Self::Buried(_) => 0,
             Self::Delivered(Delivered { receipt, .. }) => receipt.response.body.len(),
             Self::Dead(letter, reply) => {
                 letter.response.len() + reply.as_ref().map_or(0, |reply| reply.body.len())
@@ -322,10 +313,10 @@ impl Track {
         let (unsettled, place) = self.0.take()?;
         let mut table = lock(&unsettled.table);
         let record = table.records.get_mut(&place)?;
-        let bytes = outcome.bytes();
-        record.reduce();
+        let (bytes, is_dead) = (outcome.bytes(), matches!(outcome, LeftOver::Dead(..) | LeftOver::Buried(_)));
+        record.message.reduce();
         record.state = State::Ended(outcome);
-        table.leave(place, bytes);
+        table.leave(place, bytes, is_dead);
         None
     }
 
@@ -356,10 +347,10 @@ impl Drop for Track {
             let State::Waits(.., liveness) = &mut record.state else { return None };
             // What asks keeps the channel open.
             let is_live = liveness.take()?;
-            (!is_live()).then(|| record.reduce())
+            (!is_live()).then(|| record.message.reduce())
         });
         match self.0.take_if(|_| is_lost.is_some()) {
-            Some((unsettled, place)) => lock(&unsettled.table).leave(place, 0),
+            Some((unsettled, place)) => lock(&unsettled.table).leave(place, 0, false),
             None => self.end(),
         }
     }

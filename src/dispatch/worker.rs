@@ -14,17 +14,17 @@ use tracing::Instrument as _;
 
 use super::control::OptionsReceiver;
 use super::entry::Entry;
-use super::flight::{self, Doomed, Event, Flight, FlightContext, FlightGuard, settle_delivered};
+use super::flight::{self, Doomed, Event, Flight, FlightContext, FlightGuard};
 use super::intake::{Intake, Taken};
 use super::meters::Meters;
 use super::preflight::{JobAdmission, Preflight};
 use super::pulse::Beat;
 use super::source::{DeadLetter, Delivery, ParkReason, Source};
-use super::unsettled::{Known, LeftOver};
 use super::{Dispatcher, Drained};
 use crate::pace::{Effect, Engine, Wakeups};
 use crate::sink::{Response, Soon};
 
+mod again;
 mod cancel;
 mod drain;
 mod halt;
@@ -303,41 +303,10 @@ impl Worker {
         }
     }
 
-    /// The job, and from when on it may be sent if it waited here before; unless its message was delivered again and this
-    /// replica settles it otherwise, or it was cancelled.
-    fn unless_ended(&self, entry: Entry) -> Option<(Entry, Option<Instant>)> {
-        let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
-        let (downstream, context) = (&self.context.downstream, Arc::clone(&self.context));
-        let Some((mut entry, known)) = entry.claim(&context.unsettled) else {
-            tracing::debug!(
-                downstream,
-                id,
-                "delivered again while it is being sent: waiting for that outcome"
-            );
-            return None;
-        };
-        let until = match known {
-            Known::Nothing => None,
-            Known::Waits(until, _) => Some(until).filter(|until| *until > Instant::now()),
-            Known::Ended(rest) => {
-                tracing::debug!(downstream, id, "delivered again: it is not sent again, but settled");
-                entry.begin(&context.unsettled);
-                self.flights.spawn(async move {
-                    match rest {
-                        LeftOver::Delivered(sent) => settle_delivered(&context, entry, sent, |_| {}).await,
-                        LeftOver::Dead(letter, reply) => {
-                            flight::bury(&context, Doomed::of(entry), letter, reply).await;
-                        }
-                    }
-                });
-                return None;
-            }
-        };
-        self.unless_cancelled(entry).map(|entry| (entry, until))
-    }
-
     /// Dead-letters a job that needs no slot, with this answer if a producer waits for one.
-    fn bury(&self, entry: Entry, letter: DeadLetter, response: Option<Response>) {
+    fn bury(&self, mut entry: Entry, letter: DeadLetter, response: Option<Response>) {
+        // If its message is delivered again meanwhile, this settles it.
+        entry.begin(&self.context.unsettled);
         let (context, doomed) = (Arc::clone(&self.context), Doomed::of(entry));
         self.flights.spawn(flight::dead_letter(context, doomed, letter, response));
     }

@@ -124,8 +124,7 @@ pub(in crate::dispatch) async fn bury(
             (None, true) => match ticket.dead_letter(letter).await {
                 None => return track.end(),
                 Some(Unburied::Unpublished(letter)) => LeftOver::Dead(letter, None),
-                // Nothing but its ack is left.
-                Some(Unburied::Published(letter)) => LeftOver::acked_only(letter.report),
+                Some(Unburied::Published(letter)) => LeftOver::Buried(letter.report),
             },
             (reply, _) => LeftOver::Dead(letter, reply),
         };
@@ -134,8 +133,8 @@ pub(in crate::dispatch) async fn bury(
                 (letter, reply) = (rest, left);
                 doomed = Doomed { ticket, id, has_own_id, track };
             }
-            Some((_, ticket, LeftOver::Delivered(sent))) => return ticket.discard(sent.report),
-            None => return,
+            Some((_, ticket, LeftOver::Buried(report))) => return ticket.discard(report),
+            _ => return,
         }
     }
 }

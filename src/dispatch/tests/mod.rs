@@ -37,7 +37,9 @@ use crate::job::{Content, Message, Reason, Value};
 use crate::limit::{Limit, LimitSet};
 use crate::store::{Change, MemoryStore, Reserve, Scope, Store};
 use crate::time::{suspend, wall_now};
-use parts::{Bench, FlakyStore, LateOnce, NOWHERE, Settled, dead, message, retry, throttled, unreachable};
+use parts::{
+    Bench, FlakyStore, LATER, LateOnce, NOWHERE, Settled, dead, message, retry, throttled, unreachable,
+};
 
 const QUICK: Duration = Duration::from_millis(1);
 

@@ -29,7 +29,7 @@ mod store;
 
 pub(super) use clock::LateOnce;
 pub(super) use sink::RecordingSink;
-pub(super) use source::{Ledger, NOWHERE, ScriptedParking, Settled};
+pub(super) use source::{LATER, Ledger, NOWHERE, ScriptedParking, Settled};
 use source::{Place, ScriptedSource, ScriptedTicket};
 pub(super) use store::FlakyStore;
 
@@ -169,6 +169,11 @@ impl Bench {
     /// Publishes a message that was delivered before; the ledger names this delivery by `label`.
     pub(super) fn publish_again(&self, message: Message, label: &str) {
         self.deliver(message, label.to_owned(), true, None);
+    }
+
+    /// Publishes a message that comes back from where it was parked, and was delivered before.
+    pub(super) fn publish_parked_again(&self, message: Message, label: &str, stay: Stay) {
+        self.deliver(message, label.to_owned(), true, Some(stay));
     }
 
     /// Loses the channel of all messages so far; later ones come through another one.

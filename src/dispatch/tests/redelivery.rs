@@ -3,7 +3,8 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::dispatch::{Backoff, Drained};
+use crate::dispatch::tests::parts::ScriptedParking;
+use crate::dispatch::{Backoff, Drained, ParkReason, Stay};
 
 const TAKES: Duration = Duration::from_secs(5);
 
@@ -142,9 +143,9 @@ async fn a_message_that_comes_again_behind_its_deadline_waits_for_its_send_too()
 }
 
 /// A dispatcher and its source, which lost the channel of `a` while its reply waited.
-async fn unreplied() -> (Bench, tokio_util::task::AbortOnDropHandle<Drained>) {
+async fn unreplied(reply_to: &str) -> (Bench, tokio_util::task::AbortOnDropHandle<Drained>) {
     let mut bench = Bench::new("100/s", QUICK);
-    bench.publish(Message { reply_to: Some(NOWHERE.to_owned()), ..message("a") });
+    bench.publish(Message { reply_to: Some(reply_to.to_owned()), ..message("a") });
     let running = bench.start();
     bench.sink.arrived(1).await;
     // Its reply is not confirmed, as while the broker has an alarm, until its `consumer_timeout` ends the channel.
@@ -177,7 +178,23 @@ async fn what_was_delivered_and_not_acked_is_acked_when_it_comes_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reply_that_could_not_be_published_is_when_its_message_comes_again() {
-    let (bench, _running) = unreplied().await;
+    let asking = || Message { reply_to: Some(LATER.to_owned()), ..message("a") };
+    let (bench, _running) = unreplied(LATER).await;
+    bench.publish_again(asking(), "again");
+    bench.ledger.count(2).await;
+    let again = bench.ledger.of("again");
+    let [Settled::Replied(reply), Settled::Acked(report)] = &again[..] else { panic!("{again:?}") };
+    assert_eq!(
+        (&reply[..3], report.attempts, report.status),
+        ("200", 1, Some(200)),
+        "the answer that it had"
+    );
+    assert_eq!((bench.sink.count(), bench.ledger.of("a")), (1, vec![]), "it is not sent again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_replied_yet_is_not_acked_and_nobody_elses() {
+    let (bench, _running) = unreplied(NOWHERE).await;
     // Another job with the same id is sent, and so is one that is not flagged; both may be a stranger's.
     let asking = || Message { reply_to: Some(NOWHERE.to_owned()), ..message("a") };
     bench.publish_again(Message { content: Bytes::from_static(b"[]").into(), ..asking() }, "other");
@@ -257,4 +274,94 @@ async fn a_thousand_are_remembered() {
     }
     bench.ledger.count(1200).await;
     assert_eq!(bench.sink.count(), 1200 + 200, "those that were sent first are forgotten");
+}
+
+/// A dispatcher and its source, which lost the channel of `a` before its dead letter.
+async fn unburied() -> (Bench, tokio_util::task::AbortOnDropHandle<Drained>) {
+    let mut bench = Bench::new("100/s", TAKES);
+    bench.sink.answer("a", dead(400));
+    bench.publish(message("a"));
+    let running = bench.start();
+    bench.sink.arrived(1).await;
+    bench.reconnect();
+    tokio::time::sleep(2 * TAKES).await;
+    (bench, running)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_is_owed_for_minutes() {
+    for (wait, sent) in [(280, 1), (300, 2)] {
+        let (bench, _running) = unburied().await;
+        tokio::time::sleep(Duration::from_secs(wait)).await;
+        bench.publish_again(message("a"), "again");
+        bench.ledger.count(1).await;
+        assert_eq!(bench.sink.count(), sent, "{wait} s");
+        if sent == 1 {
+            assert_eq!(bench.ledger.letter("again").reason, Reason::Status);
+        } else {
+            assert!(matches!(bench.ledger.of("again")[..], [Settled::Acked(_)]));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_is_replayed_is_not_taken_for_the_dead_one() {
+    let (mut bench, _running) = unburied().await;
+    // Its letter was made elsewhere, and published as a job again.
+    bench.publish(message("a"));
+    bench.sink.arrived(2).await;
+    bench.ledger.count(1).await;
+    bench.reconnect();
+    // The replay of another replica, which gave it back.
+    bench.publish_again(message("a"), "given back");
+    bench.ledger.count(2).await;
+    assert_eq!(bench.sink.count(), 3);
+    assert!(matches!(bench.ledger.of("given back")[..], [Settled::Acked(_)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_of_what_was_parked_for_a_limit_waits_for_itself() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.options.retry.backoff = Backoff { min: Duration::from_secs(600), max: Duration::from_secs(600) };
+    bench.sink.answer("a", retry(503));
+    let now = wall_now();
+    let stay = || Stay {
+        until: now,
+        reason: ParkReason::Limit,
+        attempts: 0,
+        throttled: 0,
+        refused: 0,
+        unreadable: 0,
+        first_seen: now,
+        assigned_id: None,
+    };
+    bench.publish_parked(message("a"), stay());
+    let _running = bench.start();
+    bench.sink.arrived(1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    bench.reconnect();
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.source.can_park.store(true, Ordering::SeqCst);
+    bench.publish_parked_again(message("a"), "again", stay());
+    bench.ledger.count(1).await;
+    let again = bench.ledger.of("again");
+    let [Settled::Parked(stay)] = &again[..] else { panic!("{again:?}") };
+    assert_eq!((stay.reason, stay.attempts), (ParkReason::Retry, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_again_while_it_is_parked_is_acked_and_parked_once() {
+    let mut bench = Bench::new("100/s", QUICK);
+    bench.tickets.parking = ScriptedParking::Slow;
+    let at = wall_now().0 / 1000 + 3_600_000;
+    let headers = vec![("paced-not-before".to_owned(), Value::Integer(at.into()))];
+    let job = || Message { headers: headers.clone(), ..message("a") };
+    bench.publish(job());
+    let _running = bench.start();
+    bench.ledger.count(1).await;
+    bench.reconnect();
+    bench.publish_again(job(), "again");
+    bench.ledger.count(2).await;
+    assert!(matches!(bench.ledger.of("again")[..], [Settled::Discarded(_)]), "{:?}", bench.ledger);
+    assert!(matches!(bench.ledger.of("a")[..], [Settled::Parked(_)]));
 }

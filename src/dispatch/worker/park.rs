@@ -165,8 +165,9 @@ impl Worker {
         self.flights.spawn(async move {
             let parked = parking.await;
             let kept = match (parked, track.redelivered()) {
-                (Parked::Done, _) => None,
-                (Parked::Unacked, ticket) => {
+                (Parked::Done, None) => None,
+                // Its copy is confirmed, whichever ticket acks it.
+                (Parked::Done | Parked::Unacked, ticket) => {
                     let report = Report { attempts: attempts.sent, ..Report::UNSENT };
                     let ticket = ticket.or_else(|| {
                         let track = std::mem::take(&mut track);

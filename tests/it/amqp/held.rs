@@ -1,5 +1,7 @@
 //! Messages that are held for longer than the broker usually waits for their settlement.
 
+use std::collections::BTreeSet;
+
 use futures_util::StreamExt as _;
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -90,10 +92,11 @@ async fn work_that_is_done_is_not_repeated_over_an_alarm() {
     set_timeout(rabbit, Duration::from_secs(1800), Duration::from_secs(60)).await;
     assert_eq!(publish::depth(&site.amqp, &site.queue()).await, Some(0), "all were acked");
     assert!(compare("job", JOBS, &site.api.arrivals()).is_clean(), "each was sent once");
-    let mut replied: Vec<_> = publish::drain(&site.amqp, &queue).await;
-    replied.sort_by_key(|reply| reply.properties.correlation_id().as_ref().map(ToString::to_string));
-    replied.dedup_by_key(|reply| reply.properties.correlation_id().as_ref().map(ToString::to_string));
-    assert_eq!(replied.len(), JOBS, "one each");
+    let replied = publish::drain(&site.amqp, &queue).await;
+    let ids = replied.iter().map(|reply| reply.properties.correlation_id().as_ref().map(ToString::to_string));
+    assert_eq!(ids.collect::<BTreeSet<_>>().len(), JOBS, "a reply to each");
+    // One whose confirm was outstanding when its channel was lost is published once more.
+    assert!(replied.len() <= 2 * JOBS, "{} replies", replied.len());
 }
 
 /// Whether the broker lets a consumer say how long its messages may be held.

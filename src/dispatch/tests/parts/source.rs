@@ -13,6 +13,9 @@ use crate::sink::{Receipt, Response};
 /// A `reply_to` that takes no message.
 pub(in crate::dispatch) const NOWHERE: &str = "nowhere";
 
+/// A `reply_to` that takes messages only for jobs that were delivered again.
+pub(in crate::dispatch) const LATER: &str = "later";
+
 /// How a message was settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::dispatch) enum Settled {
@@ -90,6 +93,8 @@ pub(in crate::dispatch) enum ScriptedParking {
     #[default]
     Absent,
     Done,
+    /// After a second.
+    Slow,
     Refused,
 }
 
@@ -143,15 +148,26 @@ impl Ticket for ScriptedTicket {
 
     fn park(self: Box<Self>, stay: Stay) -> BoxFuture<'static, Parked> {
         self.ledger.note(&self.id, Settled::Parked(stay));
-        Box::pin(std::future::ready(match self.parking {
-            ScriptedParking::Done => Parked::Done,
-            ScriptedParking::Absent | ScriptedParking::Refused => Parked::Refused(self),
-        }))
+        Box::pin(async move {
+            match self.parking {
+                ScriptedParking::Done => Parked::Done,
+                ScriptedParking::Slow => {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    Parked::Done
+                }
+                ScriptedParking::Absent | ScriptedParking::Refused => Parked::Refused(self),
+            }
+        })
     }
 
-    /// Replies to `NOWHERE` are never confirmed, and end once the channel is lost.
+    /// Replies to `NOWHERE`, and to `LATER` at first, are never confirmed, and end once the channel is lost.
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, bool> {
-        if self.reply_to.as_deref() == Some(NOWHERE) {
+        let is_taken = match self.reply_to.as_deref() {
+            Some(NOWHERE) => false,
+            Some(LATER) => self.redelivered,
+            _ => true,
+        };
+        if !is_taken {
             return Box::pin(async {
                 while self.is_live() {
                     tokio::time::sleep(Duration::from_secs(1)).await;
