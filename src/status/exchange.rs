@@ -1,18 +1,16 @@
-//! The calls to the store: this replica's summary is left there, and what is wanted is read.
+//! The rounds of calls to the store that read what is wanted, while this replica's summary is left there.
 
 use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use paced::dispatch::Snapshot;
 use paced::lock::lock;
 use paced::store::{MAX_SERVED_BATCH, Served, ServedReply, Unserved};
-use paced::time::wall_now;
-use paced::{Store, StoreError, failpoint, metric};
+use paced::{Store, failpoint, metric};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::fleet;
@@ -23,16 +21,10 @@ use super::shared::{OwnTerms, Shared};
 use super::silence::Silence;
 use super::stray_log::{Line, StrayLog};
 use super::summary::{Identity, Summary};
-
-/// How often this replica tells of itself, and how long that counts.
-const INTERVAL: Duration = Duration::from_secs(2);
-const KEPT: Duration = Duration::from_secs(10);
+use super::telling::{INTERVAL, KEPT, keep_telling, tell, within_timeout};
 
 /// The rounds after which the summaries of others are read while nobody looks, for the history, and to count the replicas.
 const ROUNDS: u64 = 2;
-
-/// The time-out for an answer of the store.
-const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The calls about single downstreams in one round, and how many at a time.
 const MAX_CALLS: usize = 64;
@@ -50,6 +42,8 @@ pub(super) struct Exchange {
     counts: BTreeMap<String, Count>,
     orphans: Orphans,
     noted: Noted,
+    /// Ends the rounds.
+    stop: CancellationToken,
 }
 
 /// Whether the store knows which downstreams this replica serves.
@@ -80,7 +74,7 @@ impl Count {
 }
 
 impl Exchange {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, stop: CancellationToken) -> Self {
         let mut terms = shared.parts.terms.clone();
         terms.mark_changed();
         for gauge in [metric::ORPHANS, metric::SILENT_REPLICAS, metric::STRAY_REPLICAS] {
@@ -95,12 +89,22 @@ impl Exchange {
             counts: BTreeMap::new(),
             orphans: Orphans::default(),
             noted: Noted::Never,
+            stop,
         }
     }
 
-    /// Tells of this replica every two seconds until `stop`, and reads what is wanted.
-    pub(super) async fn run(mut self, stop: CancellationToken) {
-        while !stop.is_cancelled() {
+    /// Tells of this replica until it is stopped, and reads what is wanted in rounds.
+    pub(super) async fn run(mut self) {
+        let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
+        self.hash_files();
+        // Whether the store answers is known before the first round.
+        tell(&shared).await;
+        tokio::join!(keep_telling(&shared, &stop), self.rounds());
+    }
+
+    /// Reads what is wanted every two seconds until it is stopped, and passes on then what was parked here.
+    async fn rounds(&mut self) {
+        while !self.stop.is_cancelled() {
             // Each call in it has a time-out; a count that was taken must not be lost.
             self.round().await;
             let wait = async {
@@ -109,16 +113,11 @@ impl Exchange {
                     () = self.shared.looked.notified() => {}
                 }
             };
-            stop.run_until_cancelled(wait).await;
+            self.stop.run_until_cancelled(wait).await;
         }
-        if lock(&self.shared.known).store_error.is_some() {
-            return;
+        if lock(&self.shared.known).store_error.is_none() {
+            self.note_parked(false).await;
         }
-        self.note_parked(false).await;
-        let identity = self.shared.parts.identity.clone();
-        let goodbye = Summary::goodbye(identity, wall_now().0 / 1000);
-        // Without it the others name this replica as silent after a while. It ends by itself.
-        let _ = within_timeout(self.store().leave_summary(&goodbye.replica.id, &goodbye.text(), KEPT)).await;
     }
 
     fn store(&self) -> &Arc<dyn Store> {
@@ -129,21 +128,18 @@ impl Exchange {
         self.rounds += 1;
         self.hash_files();
         let is_watched = self.shared.is_watched();
-        let text = lock(&self.shared.own).text();
-        let id = self.shared.parts.identity.id.clone();
-        let told = within_timeout(self.store().leave_summary(&id, &text, KEPT)).await;
-        let is_there = told.is_ok();
+        let is_there = lock(&self.shared.known).store_error.is_none();
         if !is_there {
-            self.silence.interrupted(Instant::now());
+            self.interrupted();
         }
-        lock(&self.shared.known).on_told(told.err(), || self.silence.all());
+        lock(&self.shared.known).drop_old_others(|| self.silence.all());
         if is_there {
             let is_turn = self.rounds % ROUNDS == 1;
             if is_turn {
                 self.note_served().await;
             }
             let reads = is_watched || is_turn;
-            if reads && self.read_others(&id).await {
+            if reads && !self.stop.is_cancelled() && self.read_others().await {
                 self.tell_strays();
             }
             self.note_parked(is_watched).await;
@@ -170,10 +166,14 @@ impl Exchange {
     }
 
     /// Reads what the other replicas tell. Returns false if the store does not answer.
-    async fn read_others(&mut self, id: &str) -> bool {
-        let Ok(texts) = within_timeout(self.store().summaries()).await else { return false };
+    async fn read_others(&mut self) -> bool {
+        let Ok(texts) = within_timeout(self.store().summaries()).await else {
+            self.interrupted();
+            return false;
+        };
+        let id = &self.shared.parts.identity.id;
         let others =
-            texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != id);
+            texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != *id);
         let mut others: Vec<Summary> = others.collect();
         self.tell_silent(&others);
         others.retain(|other| !other.has_ended);
@@ -189,6 +189,16 @@ impl Exchange {
     /// Names in the log the replicas that have ceased to tell of themselves, and counts them.
     fn tell_silent(&mut self, others: &[Summary]) {
         self.silence.sample(Instant::now(), others).tell();
+        self.count_silent();
+    }
+
+    /// The store has not answered: nobody is named as silent for that.
+    fn interrupted(&mut self) {
+        self.silence.interrupted(Instant::now());
+        self.count_silent();
+    }
+
+    fn count_silent(&self) {
         let silent = u32::try_from(self.silence.list().len()).unwrap_or(u32::MAX);
         metrics::gauge!(metric::SILENT_REPLICAS.name).set(f64::from(silent));
     }
@@ -254,7 +264,7 @@ impl Exchange {
         let since = self.shared.watched_since();
         let read_at = |known: &Known, name: &str| known.records.get(name).map(|record| record.asked_at);
         let wanted = self.names(|known, name, snapshot| known.wants_record(name, since, snapshot), read_at);
-        all(wanted.into_iter().map(|name| self.read_record(name))).await;
+        self.all(wanted.into_iter().map(|name| self.read_record(name))).await;
     }
 
     async fn read_record(&self, name: String) {
@@ -271,7 +281,7 @@ impl Exchange {
                 && (countable(snapshot).is_some() || known.left.is_shown(name))
         };
         let wanted = self.names(is_old, |known, name| known.left.of(name).map(|(at, _)| at));
-        all(wanted.into_iter().map(|name| self.peek_one(name))).await;
+        self.all(wanted.into_iter().map(|name| self.peek_one(name))).await;
     }
 
     async fn peek_one(&self, name: String) {
@@ -283,6 +293,11 @@ impl Exchange {
         if let Ok(left) = within_timeout(peek(self.store(), &name, &limits)).await {
             lock(&self.shared.known).on_left(name, changes, left);
         }
+    }
+
+    /// Makes these calls, which only read, some at a time, until it is stopped.
+    async fn all(&self, calls: impl Iterator<Item = impl Future<Output = ()>>) {
+        self.stop.run_until_cancelled(some_at_a_time(calls)).await;
     }
 
     /// Passes on how many jobs were parked here, and asks how many are in all.
@@ -298,7 +313,9 @@ impl Exchange {
             let asked = others.into_iter().filter(|(name, _)| asks && is_old(name)).take(MAX_CALLS);
             moved.into_iter().chain(asked).collect()
         };
-        all(wanted.into_iter().map(|(name, jobs)| self.note_parked_of(name, jobs))).await;
+        // Those that only ask are left out once it is stopped.
+        let wanted = wanted.into_iter().filter(|(_, jobs)| *jobs != 0 || !self.stop.is_cancelled());
+        some_at_a_time(wanted.map(|(name, jobs)| self.note_parked_of(name, jobs))).await;
     }
 
     async fn note_parked_of(&self, name: String, jobs: i64) {
@@ -331,20 +348,14 @@ impl Exchange {
 }
 
 /// Makes these calls, some at a time.
-async fn all(calls: impl Iterator<Item = impl Future<Output = ()>>) {
+async fn some_at_a_time(calls: impl Iterator<Item = impl Future<Output = ()>>) {
     futures_util::stream::iter(calls).buffer_unordered(AT_A_TIME).collect::<()>().await;
-}
-
-/// The answer of the store, within a time-out; the error is for people.
-async fn within_timeout<T>(answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, String> {
-    match timeout(STORE_TIMEOUT, answer).await {
-        Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {STORE_TIMEOUT:?}")),
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]

@@ -103,10 +103,8 @@ impl Record {
 }
 
 impl Known {
-    /// Records whether the store took the summary of this replica. What the other replicas told ends like theirs there:
-    /// `all` of them are silent then.
-    pub(super) fn on_told(&mut self, error: Option<String>, all: impl FnOnce() -> Vec<Silent>) {
-        self.store_error = error;
+    /// What the other replicas told ends like theirs in the store, if it was not read for long. Then `all` of them are silent.
+    pub(super) fn drop_old_others(&mut self, all: impl FnOnce() -> Vec<Silent>) {
         if self.others.read_at.is_none_or(|at| at.elapsed() > OTHERS_AGE) {
             self.others.summaries.clear();
             self.others.silent = all();
@@ -332,7 +330,7 @@ mod tests {
         };
         advance(COUNT_AGE + Duration::from_secs(1)).await;
         assert_eq!(parked(&known), Some(5));
-        known.on_told(Some("away".to_owned()), Vec::new);
+        known.store_error = Some("away".to_owned());
         assert_eq!(parked(&known), None);
     }
 

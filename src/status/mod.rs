@@ -24,6 +24,7 @@ mod shared;
 mod silence;
 mod stray_log;
 mod summary;
+mod telling;
 pub(crate) mod words;
 
 pub(crate) use observer::{Observer, Watch};

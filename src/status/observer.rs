@@ -51,7 +51,7 @@ impl Observer {
         });
         let stop = CancellationToken::new();
         let sampling = Sampler::new(Arc::clone(&shared)).run();
-        let exchange = Exchange::new(Arc::clone(&shared)).run(stop.clone());
+        let exchange = Exchange::new(Arc::clone(&shared), stop.clone()).run();
         let sampling = {
             let stop = stop.clone();
             async move { stop.run_until_cancelled(sampling).await.unwrap_or_default() }
@@ -186,6 +186,22 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(peers.count(), 3, "with this one, in the first round");
         observer.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_goodbye_is_tried_also_where_the_store_has_just_not_answered() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let observer = Observer::start(parts(&store));
+        let told = async || {
+            let texts = store.summaries().await.unwrap();
+            let read = texts.iter().map(|text| Summary::read(text).unwrap());
+            read.map(|summary| (summary.says_goodbye, summary.has_ended)).collect::<Vec<_>>()
+        };
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(told().await, [(true, false)]);
+        lock(&observer.shared.known).store_error = Some("no answer within 1s".to_owned());
+        observer.stop().await;
+        assert_eq!(told().await, [(true, true)]);
     }
 
     /// One that is served by a replica with another file is no orphan; when that has ended it is one within a minute.

@@ -28,6 +28,8 @@ struct Heard {
     replica: Identity,
     /// When it told of itself last, by its own clock.
     told_at: Millis,
+    /// Whether it says goodbye when it ends in order.
+    says_goodbye: bool,
     /// When that was first read here; after an absence of the store, when that was over.
     heard_at: Instant,
     /// Since when the log has named it.
@@ -39,7 +41,7 @@ struct Heard {
 pub(super) struct News {
     /// Nothing was heard of them for [`LASTING`].
     begun: Vec<String>,
-    /// They are heard again, or have ended in order.
+    /// They are heard again, have ended in order, or were replaced.
     ended: Vec<String>,
 }
 
@@ -47,32 +49,62 @@ impl Silence {
     /// Takes in what the other replicas tell: those that run, and the goodbyes of those that have ended.
     pub(super) fn sample(&mut self, now: Instant, others: &[Summary]) -> News {
         let mut news = News::default();
-        for Summary { replica, at, has_ended, .. } in others {
+        for summary @ Summary { replica, at, has_ended, .. } in others {
             let known = self.0.get(&replica.id);
             if known.is_some_and(|known| known.told_at == *at && !has_ended) {
                 continue;
             }
-            let new = Heard { replica: replica.clone(), told_at: *at, heard_at: now, named_at: None };
+            if known.is_none() && !has_ended {
+                news.ended.extend(self.replaced_by(summary, others));
+            }
+            let new = Heard {
+                replica: replica.clone(),
+                told_at: *at,
+                says_goodbye: summary.says_goodbye,
+                heard_at: now,
+                named_at: None,
+            };
             let before =
                 if *has_ended { self.0.remove(&replica.id) } else { self.0.insert(replica.id.clone(), new) };
             if before.is_some_and(|before| before.named_at.is_some()) {
                 news.ended.push(text(replica));
             }
         }
+        let is_quiet =
+            |heard: &Heard| now.saturating_duration_since(heard.heard_at) >= failpoint::interval(LASTING);
+        // Nobody knows how those have ended that say no goodbye.
+        self.0.retain(|_, heard| heard.says_goodbye || !is_quiet(heard));
         for heard in self.0.values_mut().filter(|heard| heard.named_at.is_none()) {
-            if now.saturating_duration_since(heard.heard_at) >= failpoint::interval(LASTING) {
+            if is_quiet(heard) {
                 heard.named_at = Some(now);
                 news.begun.push(text(&heard.replica));
             }
         }
+        self.forget_old(now);
+        news
+    }
+
+    fn forget_old(&mut self, now: Instant) {
         let is_over = |at: Instant| now.saturating_duration_since(at) >= NAMED_FOR;
         self.0.retain(|_, heard| !heard.named_at.is_some_and(is_over));
-        news
+    }
+
+    /// Forgets one replica that this new one has replaced, as a service manager does: it tells nothing any more, and the new
+    /// one has begun on the same machine since. Returns its name if it was named.
+    fn replaced_by(&mut self, Summary { replica: new, .. }: &Summary, others: &[Summary]) -> Option<String> {
+        let tells = |id: &String| others.iter().any(|other| other.replica.id == *id);
+        let mut replaced = self.0.iter().filter(|(id, heard)| {
+            heard.replica.host == new.host && heard.told_at < new.started_at && !tells(id)
+        });
+        let id = replaced.next()?.0.clone();
+        let old = self.0.remove(&id)?;
+        old.named_at.map(|_| text(&old.replica))
     }
 
     /// The store has not answered. Others may not have reached it either, so that the time begins anew.
     pub(super) fn interrupted(&mut self, now: Instant) {
         self.0.values_mut().filter(|heard| heard.named_at.is_none()).for_each(|heard| heard.heard_at = now);
+        self.forget_old(now);
     }
 
     /// The replicas that are named.
@@ -113,7 +145,10 @@ impl News {
         }
         if !self.ended.is_empty() {
             let replicas = words::some_of(&self.ended);
-            tracing::info!(replicas, "these replicas are heard from again, or have ended in order");
+            tracing::info!(
+                replicas,
+                "these replicas are heard from again, have ended in order, or were replaced"
+            );
         }
     }
 }
@@ -169,6 +204,40 @@ mod tests {
     }
 
     #[test]
+    fn one_of_before_that_says_no_goodbye_only_disappears() {
+        let (mut silence, start) = (Silence::default(), Instant::now());
+        let of_before = summary("old", 1_000).text().replace(r#""g":true,"#, "");
+        let of_before = Summary::read(&of_before).unwrap();
+        assert_eq!(lines(&silence.sample(start, &[of_before])), QUIET);
+        assert_eq!(silence.all().len(), 1);
+        for second in [4, 16, 20, 24, 60] {
+            assert_eq!(lines(&silence.sample(start + Duration::from_secs(second), &[])), QUIET);
+        }
+        assert!(silence.list().is_empty() && silence.all().is_empty());
+    }
+
+    #[test]
+    fn one_that_is_replaced_on_its_machine_is_not_missed() {
+        let (mut silence, start) = (Silence::default(), Instant::now());
+        let after = |second| start + Duration::from_secs(second);
+        let begun = |id: &str, started_at, host: &str| {
+            let mut summary = summary(id, started_at + 1_000);
+            (summary.replica.started_at, summary.replica.host) = (started_at, host.to_owned());
+            summary
+        };
+        let (killed, hangs) = (begun("killed", 0, "h"), begun("hangs", 0, "other"));
+        silence.sample(start, &[killed, hangs]);
+        assert_eq!(lines(&silence.sample(after(20), &[])), (2, 0));
+        let news = silence.sample(after(24), &[begun("new", 23_000, "h")]);
+        assert_eq!(news.ended, ["killed (h, process 7)"]);
+        assert_eq!(named(&silence), ["hangs"]);
+        // A second one beside it replaces nobody, nor does one that began before the other was last heard of.
+        silence.sample(after(28), &[begun("new", 23_000, "h"), begun("second", 27_000, "h")]);
+        silence.sample(after(29), &[begun("before", 500, "other")]);
+        assert_eq!(silence.all().len(), 4, "hangs, new, second, before");
+    }
+
+    #[test]
     fn an_absence_of_the_store_is_no_silence() {
         let (mut silence, start) = (Silence::default(), Instant::now());
         let after = |second| start + Duration::from_secs(second);
@@ -180,5 +249,8 @@ mod tests {
         silence.interrupted(after(900));
         assert_eq!(lines(&silence.sample(after(919), &[])), QUIET);
         assert_eq!(lines(&silence.sample(after(920), &[])), (1, 0), "it did not come back");
+        let over = after(920) + NAMED_FOR;
+        silence.interrupted(over);
+        assert!(silence.list().is_empty(), "also one that is named is forgotten while the store is away");
     }
 }

@@ -35,6 +35,9 @@ pub(super) struct Summary {
     /// Whether its connections to the broker are up, and whether the store answers.
     pub(super) amqp: bool,
     pub(super) store: bool,
+    /// Whether it will say goodbye when it ends in order; replicas of before only ceased to tell.
+    #[serde(rename = "g", default, skip_serializing_if = "is_default")]
+    pub(super) says_goodbye: bool,
     /// Whether it has ended in order, and says goodbye.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) has_ended: bool,
@@ -98,7 +101,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 impl Summary {
     pub(super) fn new(replica: Identity, at: Millis) -> Self {
-        Self { v: VERSION, replica, at, ..Self::default() }
+        Self { v: VERSION, replica, at, says_goodbye: true, ..Self::default() }
     }
 
     /// What a replica tells at its end.
@@ -194,7 +197,10 @@ mod tests {
     fn a_goodbye_is_a_summary_of_nothing() {
         let goodbye = Summary::goodbye(Identity { id: "one".to_owned(), ..Identity::default() }, 5);
         let text = goodbye.text();
-        assert!(text.ends_with(r#""amqp":false,"store":false,"has_ended":true,"downstreams":{}}"#), "{text}");
+        assert!(
+            text.ends_with(r#""amqp":false,"store":false,"g":true,"has_ended":true,"downstreams":{}}"#),
+            "{text}"
+        );
         assert_eq!(Summary::read(&text), Some(goodbye));
     }
 

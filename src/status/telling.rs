@@ -1,0 +1,51 @@
+//! Tells the others of this replica: its summary is left in the store every two seconds, however long it takes to read what
+//! they tell, and a goodbye at the end.
+
+use std::future::Future;
+use std::time::Duration;
+
+use paced::lock::lock;
+use paced::time::wall_now;
+use paced::{StoreError, failpoint};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::shared::Shared;
+use super::summary::Summary;
+
+/// How often this replica tells of itself, and how long that counts.
+pub(super) const INTERVAL: Duration = Duration::from_secs(2);
+pub(super) const KEPT: Duration = Duration::from_secs(10);
+
+/// The time-out for an answer of the store.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Tells of this replica once.
+pub(super) async fn tell(shared: &Shared) {
+    let text = lock(&shared.own).text();
+    let left = shared.parts.store.leave_summary(&shared.parts.identity.id, &text, KEPT);
+    let told = within_timeout(left).await;
+    lock(&shared.known).store_error = told.err();
+}
+
+/// Tells of this replica every two seconds until `stop`, and says goodbye then, also where the store has not answered before.
+pub(super) async fn keep_telling(shared: &Shared, stop: &CancellationToken) {
+    while stop.run_until_cancelled(sleep(failpoint::interval(INTERVAL))).await.is_some() {
+        tell(shared).await;
+    }
+    let goodbye = Summary::goodbye(shared.parts.identity.clone(), wall_now().0 / 1000);
+    let text = goodbye.text();
+    let left = shared.parts.store.leave_summary(&goodbye.replica.id, &text, KEPT);
+    // Without it the others name this replica as silent after a while. It ends by itself.
+    let _ = within_timeout(left).await;
+}
+
+/// The answer of the store, within a time-out; the error is for people.
+pub(super) async fn within_timeout<T>(
+    answer: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, String> {
+    match timeout(STORE_TIMEOUT, answer).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {STORE_TIMEOUT:?}")),
+    }
+}
