@@ -45,8 +45,8 @@ pub(super) struct Known {
     pub(super) parked: BTreeMap<String, (Instant, i64)>,
     /// The downstreams that nobody serves any more.
     pub(super) orphans: Vec<Orphan>,
-    /// The pause that each downstream has since an order that was carried out here, until its record is read.
-    ordered: BTreeMap<String, Option<Pause>>,
+    /// The pause that each downstream has since an order that was carried out here then, until its record is read.
+    ordered: BTreeMap<String, (Instant, Option<Pause>)>,
     /// How often this replica changed the record of each downstream. What was asked for before a change is not kept.
     changes: BTreeMap<String, u64>,
 }
@@ -139,7 +139,7 @@ impl Known {
     /// Has a record be read again, since this replica has changed it. Until then `pause` is shown, if it is known.
     pub(super) fn forget_record(&mut self, downstream: &str, pause: Option<Option<Pause>>) {
         match pause {
-            Some(pause) => self.ordered.insert(downstream.to_owned(), pause),
+            Some(pause) => self.ordered.insert(downstream.to_owned(), (Instant::now(), pause)),
             None => self.ordered.remove(downstream),
         };
         let changes = self.changes(downstream).wrapping_add(1);
@@ -148,23 +148,29 @@ impl Known {
         self.left.forget(downstream);
     }
 
-    /// Adds what is known of this downstream from the store.
-    pub(super) fn describe(&self, downstream: &mut Downstream, replicas: &[&Summary]) {
+    /// Adds what is known of this downstream from the store, as it is shown `at` that time.
+    pub(super) fn describe(&self, downstream: &mut Downstream, replicas: &[&Summary], at: Millis) {
         let name = downstream.name.clone();
         // A store that does not answer may have lost what it counted.
         let is_fresh = |at: Instant| self.store_error.is_none() || at.elapsed() <= COUNT_AGE;
         let parked = self.parked.get(&name).filter(|(at, _)| is_fresh(*at));
         downstream.queues.parked = parked.map(|(_, jobs)| *jobs);
-        if let Some(pause) = self.ordered.get(&name) {
+        let lasts = |pause: &Pause| pause.until.is_none_or(|until| until > at);
+        // Nobody may have looked since, so that the record was not read: others may have ordered something else.
+        let ordered = self.ordered.get(&name).filter(|(given, _)| given.elapsed() <= MAX_RECORD_AGE);
+        if let Some((_, pause)) = ordered.filter(|(_, pause)| pause.as_ref().is_none_or(lasts)) {
             downstream.terms.pause.clone_from(pause);
             // The order is newer than what replicas have told, whatever their clocks say.
             let now = (wall_now().0 / 1000).max(downstream.binding.since + CLOCK_ERROR + 1);
             follow_pause(&mut downstream.binding, pause.as_ref(), now);
         }
         let Some(record) = self.records.get(&name) else { return };
-        downstream.terms.pause = record::pause(&record.state);
+        let pause = record::pause(&record.state);
+        // A pause that is over was perhaps followed by another one, which is not read yet.
+        let is_over = pause.as_ref().is_some_and(|pause| !lasts(pause));
+        downstream.terms.pause = pause.filter(lasts);
         downstream.terms.penalty = record::penalty(&record.state);
-        if record.asked_at.elapsed() <= MAX_RECORD_AGE {
+        if !is_over && record.asked_at.elapsed() <= MAX_RECORD_AGE {
             follow_pause(&mut downstream.binding, downstream.terms.pause.as_ref(), record.state.now.0 / 1000);
         }
         let Some(in_force) = &record.in_force else { return };
@@ -212,7 +218,10 @@ const CLOCK_ERROR: Millis = 100;
 /// jobs seconds later: until then they would be paused after `resume`, and at their limit after `pause`.
 fn follow_pause(binding: &mut Binding, pause: Option<&Pause>, now: Millis) {
     match (pause, binding.reason.as_str()) {
-        (Some(pause), "starting" | "limit" | "concurrency" | "not-due" | "throttled") => {
+        // What has begun to bind since then is newer than the record: the pause may have been ended.
+        (Some(pause), "starting" | "limit" | "concurrency" | "not-due" | "throttled")
+            if now + CLOCK_ERROR >= binding.since =>
+        {
             let (since, until) = (pause.at.unwrap_or(now), pause.until);
             *binding = Binding { reason: "paused".to_owned(), since, until, ..Binding::default() };
         }
@@ -295,6 +304,7 @@ mod tests {
         assert_eq!(after("paused", None, 60_000), (RESUMING.to_owned(), 60_000, None), "it was resumed");
         assert_eq!(after("paused", None, 50_100).0, "paused", "it has begun since the record was read");
         assert_eq!(after("limit", None, 60_000).0, "limit");
+        assert_eq!(after("limit", Some(&pause), 49_800).0, "limit", "it has begun since the record was read");
     }
 
     #[tokio::test(start_paused = true)]
@@ -304,7 +314,7 @@ mod tests {
         let shown = |known: &Known, reason: &str| {
             let binding = Binding { reason: reason.to_owned(), ..Binding::default() };
             let mut downstream = Downstream { name: "billing".to_owned(), binding, ..Downstream::default() };
-            known.describe(&mut downstream, &[]);
+            known.describe(&mut downstream, &[], 70_000);
             (downstream.terms.pause.is_some(), downstream.binding.reason)
         };
         known.records.insert("billing".to_owned(), read().await);
@@ -320,12 +330,48 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_order_and_a_record_that_are_old_or_whose_pause_is_over_do_not_count() {
+        let shown = |known: &Known, reason: &str, at: Millis| {
+            let binding = Binding { reason: reason.to_owned(), ..Binding::default() };
+            let mut downstream = Downstream { name: "billing".to_owned(), binding, ..Downstream::default() };
+            known.describe(&mut downstream, &[], at);
+            (downstream.terms.pause.is_some(), downstream.binding.reason)
+        };
+        let is = |paused, reason: &str| (paused, reason.to_owned());
+        let pause = Pause { at: Some(60_000), until: Some(90_000), ..Pause::default() };
+        let mut known = Known::default();
+        known.forget_record("billing", Some(Some(pause)));
+        assert_eq!(shown(&known, "limit", 89_999), is(true, "paused"));
+        assert_eq!(shown(&known, "limit", 90_000), is(false, "limit"), "the pause is over");
+        assert_eq!(shown(&known, "paused", 90_000), is(false, "paused"), "there is another one");
+
+        known.forget_record("billing", Some(None));
+        assert_eq!(shown(&known, "paused", 70_000), is(false, RESUMING));
+        advance(MAX_RECORD_AGE + Duration::from_secs(1)).await;
+        assert_eq!(
+            shown(&known, "paused", 150_000),
+            is(false, "paused"),
+            "another replica may have paused it since"
+        );
+
+        let store = MemoryStore::new();
+        let mut state = store.read_record("billing").await.unwrap();
+        let now = state.now.0 / 1000;
+        state.status.pause.until = state.now.plus(Duration::from_secs(10));
+        let record = Record::new(Instant::now(), state);
+        let changes = known.changes("billing");
+        known.on_record("billing".to_owned(), changes, record);
+        assert_eq!(shown(&known, "limit", now + 9_000), is(true, "paused"));
+        assert_eq!(shown(&known, "limit", now + 11_000), is(false, "limit"), "its pause is over");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_count_of_a_store_that_does_not_answer_is_unknown_soon() {
         let mut known = Known::default();
         known.parked.insert("billing".to_owned(), (Instant::now(), 5));
         let parked = |known: &Known| {
             let mut downstream = Downstream { name: "billing".to_owned(), ..Downstream::default() };
-            known.describe(&mut downstream, &[]);
+            known.describe(&mut downstream, &[], 0);
             downstream.queues.parked
         };
         advance(COUNT_AGE + Duration::from_secs(1)).await;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use paced::api::Millis;
 use paced::api::state::Lateness;
 use paced::dispatch::LATENESS_BOUNDS;
 use tokio::time::Instant;
@@ -66,13 +67,11 @@ impl Rates {
     }
 }
 
-/// The sum of the rates of so many replicas, of a downstream of this pace. Each is over ten seconds of its own, which begin
-/// up to a second apart, and slots may pass from one replica to another meanwhile.
-pub(super) fn sum_within_noise(rate: f64, pace: Option<f64>, replicas: usize) -> f64 {
+/// A rate over all replicas, of a downstream of this pace. All share one even sequence of slots, so that a span common to them
+/// may hold one more than it has room for, however many they are.
+pub(super) fn fleet_rate(rate: f64, pace: Option<f64>) -> f64 {
     let seconds = f64::from(u32::try_from(RATE_SAMPLES).unwrap_or(u32::MAX));
-    let replicas = f64::from(u32::try_from(replicas).unwrap_or(u32::MAX));
-    let apart = if replicas > 1.0 { pace.unwrap_or_default() } else { 0.0 };
-    within_noise(rate, pace, (replicas + apart) / seconds)
+    within_noise(rate, pace, 1.0 / seconds)
 }
 
 /// The pace, where a rate exceeds it by no more than what the measurement may add; and else the rate.
@@ -100,14 +99,14 @@ fn quantile(counts: &[u64], all: u64, quantile: f64) -> u64 {
     (lower * 1e6).round() as u64
 }
 
-/// The jobs that all replicas released of one downstream, in steps.
+/// The jobs that all replicas released of one downstream, in steps, each with the time of its end.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Steps(VecDeque<u64>);
+pub(super) struct Steps(VecDeque<(Millis, u64)>);
 
 impl Steps {
     /// Adds the last step.
-    pub(super) fn push(&mut self, released: u64) {
-        self.0.push_back(released);
+    pub(super) fn push(&mut self, until: Millis, released: u64) {
+        self.0.push_back((until, released));
         if self.0.len() > HISTORY_STEPS {
             self.0.pop_front();
         }
@@ -115,7 +114,16 @@ impl Steps {
 
     /// The steps, the oldest first.
     pub(super) fn released(&self) -> Vec<u64> {
-        self.0.iter().copied().collect()
+        self.0.iter().map(|(_, released)| *released).collect()
+    }
+
+    /// The jobs released a second in the last two steps, which span ten seconds; `None` if there are not as many.
+    #[expect(clippy::cast_precision_loss, reason = "counts and milliseconds of some seconds")]
+    pub(super) fn rate(&self) -> Option<f64> {
+        let mut last = self.0.iter().rev();
+        let ((until, two), (_, one), (from, _)) = (last.next()?, last.next()?, last.next()?);
+        // The clock may have been set meanwhile.
+        (until > from).then(|| (one.saturating_add(*two)) as f64 * 1000.0 / (until - from) as f64)
     }
 }
 
@@ -164,20 +172,30 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_over_replicas_may_be_a_second_of_the_pace_and_a_job_each_too_much() {
-        let pace = Some(50.0);
-        for (rate, replicas, shown) in [
-            (50.05, 1, 50.0),
-            (50.2, 1, 50.2),
-            (55.1, 2, 50.0),
-            (55.3, 2, 55.3),
-            (49.0, 2, 49.0),
-            (0.0, 0, 0.0),
+    fn a_rate_over_all_replicas_is_of_one_span_and_hides_no_breach() {
+        let mut steps = Steps::default();
+        assert_eq!(steps.rate(), None);
+        let mut rate = |until, released| {
+            steps.push(until, released);
+            steps.rate()
+        };
+        // A thread that is held up makes a step longer.
+        assert_eq!([rate(5_000, 500), rate(10_000, 250), rate(15_500, 275)], [None, None, Some(50.0)]);
+        assert_eq!(rate(15_500, 1), Some(276.0 * 1000.0 / 5_500.0));
+        assert_eq!(rate(10_000, 1), None, "the clock was set");
+        for (pace, rate, shown) in [
+            (50.0, 50.1, 50.0),
+            (50.0, 50.2, 50.2),
+            (50.0, 49.0, 49.0),
+            (0.1, 0.2, 0.1),
+            // Two replicas that share no store.
+            (0.1, 0.3, 0.3),
+            (500.0, 545.0, 545.0),
         ] {
-            let sum = sum_within_noise(rate, pace, replicas);
-            assert!((sum - shown).abs() < 1e-9, "{rate} of {replicas} is shown as {sum}");
+            let told = fleet_rate(rate, Some(pace));
+            assert!((told - shown).abs() < 1e-9, "{rate} of {pace} is shown as {told}");
         }
-        assert!((sum_within_noise(70.0, None, 2) - 70.0).abs() < 1e-9, "no limit spaces jobs out");
+        assert!((fleet_rate(70.0, None) - 70.0).abs() < 1e-9, "no limit spaces jobs out");
     }
 
     #[test]
@@ -203,7 +221,7 @@ mod tests {
     #[test]
     fn a_history_has_a_quarter_of_an_hour() {
         let mut steps = Steps::default();
-        (0..200).for_each(|step| steps.push(step));
+        (0..200).for_each(|step| steps.push(0, step));
         assert_eq!(steps.released(), (20..200).collect::<Vec<u64>>());
     }
 }

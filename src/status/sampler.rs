@@ -125,7 +125,7 @@ impl Sampler {
         }
         for (name, released) in steps {
             if self.downstreams.contains_key(name) {
-                history.entry(name.to_owned()).or_default().push(released);
+                history.entry(name.to_owned()).or_default().push(until, released);
             }
         }
         let ids: Vec<&str> =

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::known::Known;
-use super::rates::{Steps, sum_within_noise};
+use super::rates::{Steps, fleet_rate};
 use super::summary::{Identity, Summary};
 use super::{fleet, words};
 
@@ -117,7 +117,7 @@ impl Shared {
 
     fn state(&self) -> State {
         let Parts { identity, broker: Broker { status, depths, .. }, views, can_change, .. } = &self.parts;
-        let (own, known) = (lock(&self.own).clone(), lock(&self.known));
+        let (own, known, history) = (lock(&self.own).clone(), lock(&self.known), lock(&self.history));
         let mut replicas: Vec<&Summary> = known.others.summaries.iter().chain([&own]).collect();
         replicas.sort_by(|one, other| one.replica.id.cmp(&other.replica.id));
         let lost = status.lost();
@@ -126,7 +126,8 @@ impl Shared {
         let (all, told, now) = (replicas.as_slice(), &*known, own.at);
         let downstreams = views.iter().map(|(name, view)| {
             let depth = depths.of(name).filter(|depth| sees_queues && depth.at.elapsed() < DEPTH_AGE);
-            downstream((name, view), (all, told), depth, now)
+            let common = history.get(name).and_then(Steps::rate);
+            downstream((name, view), (all, told), (depth, common), now)
         });
         State {
             now: own.at,
@@ -158,20 +159,23 @@ impl Shared {
     }
 }
 
-/// What is known of one downstream, by the replicas and the store, and by the lengths of its queues if these are known.
+/// What is known of one downstream, by the replicas and the store, and by the lengths of its queues and the rate over a span
+/// common to all replicas, if these are known.
 fn downstream(
     (name, view): (&String, &View),
     (replicas, known): (&[&Summary], &Known),
-    depth: Option<Depth>,
+    (depth, common): (Option<Depth>, Option<f64>),
     now: Millis,
 ) -> Downstream {
     let snapshot = view.snapshot();
     let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
     downstream.terms.rate_limit = snapshot.pace();
     fleet::merge(&mut downstream, replicas);
-    let (pace, shares) = (downstream.terms.rate_limit, downstream.replicas.len());
-    downstream.releases.rate = sum_within_noise(downstream.releases.rate, pace, shares);
-    known.describe(&mut downstream, replicas);
+    // Each replica tells of ten seconds of its own: where jobs go from one to another, the sum is of none.
+    let sum = downstream.releases.rate;
+    let rate = if downstream.replicas.len() > 1 { common.unwrap_or(sum) } else { sum };
+    downstream.releases.rate = fleet_rate(rate, downstream.terms.rate_limit);
+    known.describe(&mut downstream, replicas, now);
     if let Some(depth) = depth {
         (downstream.queues.queued, downstream.queues.dead) = (Some(depth.ready), depth.dead);
     }

@@ -31,7 +31,8 @@ scene("figures and charts move with the jobs", async () => {
   const waiting = await figure(page, "billing", "waiting");
   await until("fewer jobs wait", 5, async () => (await figure(page, "billing", "waiting")) < waiting);
   await until("nothing waits", 30, async () => (await figure(page, "billing", "waiting")) === 0);
-  await until("it is idle", 15, async () => (await figure(page, "billing", "rate")) === 0);
+  // A rate over two replicas is that of ten seconds which ended up to ten seconds ago.
+  await until("it is idle", 30, async () => (await figure(page, "billing", "rate")) === 0);
 });
 
 scene("sums over two replicas agree with the count of the API", async (context) => {
