@@ -44,11 +44,12 @@ pub(super) fn failing(failing: &Failing, now: i64) -> String {
     format!("failing {}: {}", ago(failing.since, now), failing.kinds())
 }
 
-/// How many replicas there are, and how many are not heard from.
+/// How many replicas there are, and how many are not heard from, or unknown since the store does not answer.
 pub(super) fn fleet(state: &State) -> String {
     let replicas = state.fleet.replicas.len();
     match state.fleet.silent.len() {
         0 => format!("{replicas} replica(s)"),
+        others if !state.store.connected => format!("{replicas} replica(s) and {others} unknown"),
         silent => format!("{replicas} replica(s) and {silent} NOT HEARD FROM"),
     }
 }

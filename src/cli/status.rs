@@ -76,7 +76,7 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
         (Output::Human, None) => {
             out::line(head(state))?;
             state.unclaimed.orphans.iter().try_for_each(|orphan| out::line(unserved(orphan)))?;
-            state.fleet.silent.iter().try_for_each(|silent| out::line(unheard(silent, state.now)))?;
+            unheard(state).into_iter().try_for_each(out::line)?;
             out::line("")?;
             let rows: Vec<[String; 10]> =
                 state.downstreams.iter().map(|downstream| row(downstream, state.now)).collect();
@@ -110,10 +110,25 @@ fn unserved(Orphan { name, since }: &Orphan) -> String {
     ))
 }
 
-/// A replica that has not been heard from, in a line.
-fn unheard(Silent { id, host, pid, seen_at }: &Silent, now: i64) -> String {
-    let span = parts::for_people(now - seen_at);
-    out::printable(&format!("replica {id} ({host}, process {pid}) has not been heard from for {span}"))
+/// The most replicas that are named as not heard from.
+const MAX_UNHEARD: usize = 10;
+
+/// The replicas that have not been heard from, or are unknown since the store does not answer, in a line each.
+fn unheard(state: &State) -> Vec<String> {
+    let how = match state.store.connected {
+        true => "has not been heard from for",
+        false => "is unknown while the store does not answer; nothing was heard for",
+    };
+    let line = |Silent { id, host, pid, seen_at }: &Silent| {
+        let span = parts::for_people(state.now - seen_at);
+        out::printable(&format!("replica {id} ({host}, process {pid}) {how} {span}"))
+    };
+    let silent = &state.fleet.silent;
+    let mut lines: Vec<String> = silent.iter().take(MAX_UNHEARD).map(line).collect();
+    if silent.len() > MAX_UNHEARD {
+        lines.push(format!("and {} more replicas", silent.len() - MAX_UNHEARD));
+    }
+    lines
 }
 
 /// The titles of the table's columns; from the second to the last but one they are numbers.

@@ -161,13 +161,12 @@ impl Sampled {
         if self.log.sample(reason, limit, now) {
             let until =
                 snapshot.binding.until().filter(|until| *until > now).map(|at| words::instant(millis(at)));
-            tracing::info!(
-                downstream = name,
-                reason,
-                limit,
-                until,
-                "jobs have waited for 10 s; reason: {reason}"
-            );
+            if reason == "idle" {
+                tracing::info!(downstream = name, reason, "nothing waits any more");
+            } else {
+                let text = "the same reason has held jobs back for 10 s";
+                tracing::info!(downstream = name, reason, limit, until, "{text}");
+            }
         }
         Own {
             counts: counts(&snapshot, totals.settling()),

@@ -86,6 +86,7 @@ fn head(state: &State) -> String {
     };
     let silent = match state.fleet.silent.len() {
         0 => String::new(),
+        others if !state.store.connected => format!("  {others} unknown"),
         silent => format!("  {silent} NOT HEARD FROM"),
     };
     let amqp = facts::broker(state);
