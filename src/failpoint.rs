@@ -1,5 +1,5 @@
-//! Hooks for tests of whole processes: points between two steps at which a test ends the process, as `kill -9` does, and
-//! polling intervals that a test shortens. Without the feature `failpoints` they do nothing.
+//! Hooks for tests of whole processes: points between two steps at which a test ends the process, as `kill -9` does, loops
+//! that a test holds, and polling intervals that it shortens. Without the feature `failpoints` they do nothing.
 
 use std::time::Duration;
 
@@ -69,4 +69,23 @@ pub fn limit(usual: Duration) -> Duration {
     }
     #[cfg(not(feature = "failpoints"))]
     usual
+}
+
+/// Waits as long as the file exists that a test has named in `PACED_TEST_HOLD`, so that a loop does not go on.
+#[cfg(feature = "failpoints")]
+pub async fn held() {
+    use std::path::PathBuf;
+    use std::sync::LazyLock;
+
+    static FILE: LazyLock<Option<PathBuf>> =
+        LazyLock::new(|| std::env::var_os("PACED_TEST_HOLD").map(PathBuf::from));
+    while FILE.as_ref().is_some_and(|file| file.exists()) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits for nothing.
+#[cfg(not(feature = "failpoints"))]
+pub fn held() -> std::future::Ready<()> {
+    std::future::ready(())
 }

@@ -162,3 +162,31 @@ fn details(downstream: &Downstream, now: i64) -> String {
     let lines: String = facts::of(downstream, now).into_iter().map(line).collect();
     format!("{}{lines}", downstream.name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_most_ten_replicas_are_named_as_not_heard_from_and_as_unknown_while_the_store_is_away() {
+        let silent = |number: u32| Silent {
+            id: format!("r{number}"),
+            host: "h".to_owned(),
+            pid: number,
+            seen_at: 1_000,
+        };
+        let mut state = State { now: 31_000, ..State::default() };
+        state.store.connected = true;
+        assert!(unheard(&state).is_empty());
+        state.fleet.silent = (0..12).map(silent).collect();
+        let lines = unheard(&state);
+        assert_eq!(lines[0], "replica r0 (h, process 0) has not been heard from for 30 s");
+        assert_eq!((lines.len(), lines[10].as_str()), (11, "and 2 more replicas"));
+        state.store.connected = false;
+        assert_eq!(
+            unheard(&state)[0],
+            "replica r0 (h, process 0) is unknown while the store does not answer; nothing was heard for 30 s"
+        );
+        assert!(head(&state).starts_with("paced : 0 replica(s) and 12 unknown, "), "{}", head(&state));
+    }
+}

@@ -21,6 +21,7 @@ use super::preflight::{JobAdmission, Preflight};
 use super::pulse::Beat;
 use super::source::{DeadLetter, Delivery, ParkReason, Source};
 use super::{Dispatcher, Drained};
+use crate::failpoint;
 use crate::pace::{Effect, Engine, Wakeups};
 use crate::sink::{Response, Soon};
 
@@ -155,6 +156,7 @@ impl Worker {
     async fn listen(mut self, mut source: impl Source, mut inputs: Inputs) -> Drained {
         let (mut is_open, mut ends_at) = (true, None);
         loop {
+            failpoint::held().await;
             // Not a branch below: inputs that come all the time would put it off.
             inputs.beat.answer();
             let now = Instant::now();

@@ -31,6 +31,7 @@ mod resets;
 mod silence;
 mod status;
 mod strays;
+mod stuck;
 mod terms;
 mod tls;
 mod toggles;

@@ -190,19 +190,15 @@ function drawFleet(replicas, silent) {
   setShown(byId("fleet"), replicas.length > 0);
   const unheard = silent.length ? `, ${count(silent.length)} ${state.store.connected ? "not heard from" : "unknown"}` : "";
   setText(byId("fleet-summary"), `${countOf(replicas.length, "replica")}${unheard}`);
-  syncRows(byId("replicas"), [...replicas, ...silent.slice(0, MAX_SILENT)], {
+  syncRows(byId("replicas"), [...replicas, ...silent.slice(0, 10)], {
     key: (replica) => replica.id,
     make: () => ({ element: document.createElement("li") }),
     update: ({ element }, replica) => setText(element, replica.version ? replicaText(replica) : silentText(replica)),
   });
 }
 
-/** Where a replica crashes again and again, there are many. */
-const MAX_SILENT = 10;
-
 function silentText({ host, pid, seen_at: seen }) {
-  const how = state.store.connected ? "not heard from" : "unknown, as the store is away,";
-  return `${host}, process ${pid}, ${how} for ${span(context.now - seen)}`;
+  return `${host}, process ${pid}, not heard from for ${span(context.now - seen)}`;
 }
 
 function replicaText({ host, pid, version, started_at: started, seen_at: seen, is_me: isMe, amqp, store }) {

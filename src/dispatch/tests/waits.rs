@@ -181,3 +181,48 @@ async fn jobs_whose_connection_was_lost_stand_before_nobody() {
     let ids: Vec<String> = (0..60).map(|id| id.to_string()).collect();
     assert_eq!(bench.sink.ids(), ids);
 }
+
+/// Whether the loop takes a turn within this time, asked again and again for ten minutes.
+async fn turns_within(bench: &Bench, span: Duration) -> bool {
+    let end = Instant::now() + 600 * SECOND;
+    while Instant::now() < end {
+        if tokio::time::timeout(span, bench.control().turn()).await.is_err() {
+            return false;
+        }
+        tokio::time::sleep(5 * SECOND).await;
+    }
+    true
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loop_turns_whatever_its_jobs_wait_for() {
+    let mut idle = Bench::new("100/s", QUICK);
+    let _idle = idle.start();
+    assert!(turns_within(&idle, SECOND).await, "nothing to do");
+
+    let mut used = Bench::new("100/s", QUICK);
+    let pace = used.options.limits.iter().next().unwrap().clone();
+    let day = Limit::fixed_window("day", 5, 86_400 * SECOND).unwrap();
+    used.options.limits = LimitSet::new(vec![pace, day]).unwrap();
+    used.publish_many(0..10);
+    let _used = used.start();
+    used.sink.arrived(5).await;
+    assert!(turns_within(&used, SECOND).await, "a quota that is used up");
+    used.store.away.store(true, Ordering::SeqCst);
+    assert!(turns_within(&used, SECOND).await, "the store is away besides");
+
+    let mut busy = Bench::new("100/s", 3_600 * SECOND);
+    busy.options.concurrency = 1;
+    busy.publish_many(0..10);
+    let _busy = busy.start();
+    busy.sink.arrived(1).await;
+    assert!(turns_within(&busy, SECOND).await, "an API that does not answer");
+
+    let mut paused = Bench::new("100/s", QUICK);
+    let pause = Change::Pause { span: None, note: "" };
+    paused.store.update_record("billing", pause).await.unwrap();
+    paused.publish_many(0..10);
+    let _paused = paused.start();
+    assert!(turns_within(&paused, SECOND).await, "a pause");
+    assert!(paused.sink.ids().is_empty());
+}

@@ -35,7 +35,12 @@ async fn a_pause_stops_every_replica_until_it_is_resumed() {
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     site.publish(Job::many("job", JOBS)).await;
     site.api.wait_for(50, LONG).await;
-    one.downstream().await;
+    // Each tells once a second what binds there, and at first that it does not consume yet.
+    until("it tells of jobs that wait", LONG, async || {
+        let told = one.downstream().await["binding"]["reason"].clone();
+        told == "limit" || told == "concurrency"
+    })
+    .await;
     let output = one.tool(TOKEN, &["pause", "billing", "--reason", "they asked"]).await;
     assert_eq!(output.code, 0, "{output:?}");
     let told = one.downstream().await;
