@@ -26,6 +26,9 @@ const UNUSABLE_TERMS: &str = "the limits in the store cannot be used by this rep
 /// has lost the broker, has all of them again by then.
 const MISSING_FOR: Duration = Duration::from_secs(30);
 
+/// How long nobody has asked before it begins anew: what became of the queues meanwhile is not known.
+const UNASKED: Duration = Duration::from_secs(150);
+
 /// What is said of a queue without which the daemon is ready.
 const MISSING: &str = "its queue is not consumed; others are, and the daemon is ready without it";
 
@@ -67,15 +70,18 @@ impl Stuck {
     }
 }
 
-/// Since when the queues of downstreams are not consumed.
+/// Since when the queues of downstreams are not consumed, and when somebody asked last.
 #[derive(Debug, Default)]
-pub(crate) struct Missing(StdMutex<BTreeMap<String, Instant>>);
+pub(crate) struct Missing(StdMutex<(BTreeMap<String, Instant>, Option<Instant>)>);
 
 impl Missing {
     /// Takes in which queues are consumed at `now`. Returns those that have been missing for [`MISSING_FOR`] while others
     /// are consumed: one queue that is gone must not keep all replicas from being ready.
     fn lasting<'a>(&self, queues: impl Iterator<Item = (&'a str, bool)>, now: Instant) -> BTreeSet<&'a str> {
-        let mut since = lock(&self.0);
+        let (since, asked_at) = &mut *lock(&self.0);
+        if asked_at.replace(now).is_some_and(|before| now.saturating_duration_since(before) > UNASKED) {
+            since.clear();
+        }
         let (mut lasting, mut is_any_consumed) = (BTreeSet::new(), false);
         for (name, is_consumed) in queues {
             if is_consumed {
@@ -247,6 +253,7 @@ mod tests {
         assert_eq!(lasting(&[("a", true), ("b", false)], 32), ["b"]);
         assert!(lasting(&[("a", true), ("b", true)], 33).is_empty());
         assert!(lasting(&[("a", true), ("b", false)], 34).is_empty(), "the time begins anew");
+        assert!(lasting(&[("a", true), ("b", false)], 600).is_empty(), "nobody has asked for long");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,16 +1,20 @@
 //! Files that may be replaced while the daemon runs, and are read again then.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
+use paced::lock::lock;
 use paced::{failpoint, metric};
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 /// The interval at which the files are checked for changes.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a file system does not answer before its files count as not usable.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Files that belong together, such as those of one setting.
 pub(super) trait Refresh: Send + Sync {
@@ -39,32 +43,56 @@ impl Watches {
         join_all(self.0.iter().map(|files| Arc::clone(files).refresh())).await;
     }
 
-    /// Shows for how many settings the files cannot be used.
-    fn show(&self) {
-        let failing = self.0.iter().filter(|files| files.is_failing()).count();
-        let failing = u32::try_from(failing).unwrap_or(u32::MAX);
-        metrics::gauge!(metric::UNREADABLE_FILES.name).set(f64::from(failing));
-    }
-
     /// Refreshes all files each second, and never returns. The files of each setting have a task of their own, so that a
     /// file system that does not answer delays no other.
     pub(super) async fn watch(self) -> Infallible {
         let mut tasks = JoinSet::new();
-        self.show();
-        for files in self.0.iter().map(Arc::clone) {
-            let all = self.clone();
+        let all: Vec<Watched> = self.0.iter().map(|files| Watched::new(Arc::clone(files))).collect();
+        for watched in &all {
+            let Watched { files, begun } = watched.clone();
             tasks.spawn(async move {
-                let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
-                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                let mut ticks = ticks();
                 loop {
                     ticks.tick().await;
+                    *lock(&begun) = Some(Instant::now());
                     Arc::clone(&files).refresh().await;
-                    all.show();
+                    *lock(&begun) = None;
                 }
             });
         }
-        while tasks.join_next().await.is_some() {}
-        std::future::pending().await
+        let mut ticks = ticks();
+        loop {
+            let now = ticks.tick().await;
+            let failing = all.iter().filter(|watched| watched.is_failing(now)).count();
+            let failing = u32::try_from(failing).unwrap_or(u32::MAX);
+            metrics::gauge!(metric::UNREADABLE_FILES.name).set(f64::from(failing));
+        }
+    }
+}
+
+fn ticks() -> Interval {
+    let mut ticks = tokio::time::interval(failpoint::interval(INTERVAL));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// The files of one setting that are watched.
+#[derive(Clone)]
+struct Watched {
+    files: Arc<dyn Refresh>,
+    /// When the refresh began that is under way.
+    begun: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Watched {
+    fn new(files: Arc<dyn Refresh>) -> Self {
+        Self { files, begun: Arc::default() }
+    }
+
+    /// Whether the files cannot be used, or the file system has not answered for [`LONGEST`].
+    fn is_failing(&self, now: Instant) -> bool {
+        let hangs = |begun: Instant| now.saturating_duration_since(begun) >= LONGEST;
+        self.files.is_failing() || lock(&self.begun).is_some_and(hangs)
     }
 }
 
@@ -120,5 +148,24 @@ mod tests {
         tokio::time::sleep(INTERVAL).await;
         assert_eq!((hung.refreshes(), good.refreshes()), (3, 5), "the missed ticks are not made up for");
         watches.refresh().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_of_a_file_system_that_does_not_answer_count_as_failing() {
+        struct Hung;
+        impl Refresh for Hung {
+            fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
+                Box::pin(std::future::pending())
+            }
+
+            fn is_failing(&self) -> bool {
+                false
+            }
+        }
+        let (watched, start) = (Watched::new(Arc::new(Hung)), Instant::now());
+        assert!(!watched.is_failing(start + LONGEST), "nothing is under way");
+        *lock(&watched.begun) = Some(start);
+        assert!(!watched.is_failing(start + LONGEST - Duration::from_secs(1)));
+        assert!(watched.is_failing(start + LONGEST));
     }
 }

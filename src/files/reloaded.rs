@@ -197,7 +197,10 @@ impl<T> Turn<T> {
         } else if let Err(error) = self.read(stamps.clone())
             && self.progress.failure.note(stamps)
         {
-            lock(&self.in_use).is_failing = true;
+            let mut in_use = lock(&self.in_use);
+            // A reload may have replaced them meanwhile.
+            in_use.is_failing |= in_use.source.as_ref().is_some_and(|now| Arc::ptr_eq(now, &self.source));
+            drop(in_use);
             (self.source.log)(Err(&error));
         }
     }

@@ -157,7 +157,6 @@ const ADMIN: &str = "
 # Probes, metrics, the page and the tools (paced status, paced pause and so on). Nothing listens unless it is set.
 [admin]
 listen = \"127.0.0.1:9750\"
-# What changes must carry; make it with `openssl rand -hex 32`. Without one there are no changes.
 ";
 
 /// The name of the file that holds the token of the admin API.
@@ -197,7 +196,9 @@ pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String
     text += &url(answers, Field::Store, "url", beside);
     text += ADMIN;
     // Without a file there is no place for a token.
-    let _ = writeln!(text, "{}token_file = \"{TOKEN_FILE}\"", if beside { "" } else { "# " });
+    let (how, mark) = if beside { ("", "") } else { ("; make it with `openssl rand -hex 32`", "# ") };
+    let _ = writeln!(text, "# What changes must carry{how}. Without one there are no changes.");
+    let _ = writeln!(text, "{mark}token_file = \"{TOKEN_FILE}\"");
     // Writing to a String cannot fail.
     let _ = write!(
         text,
