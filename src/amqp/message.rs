@@ -35,27 +35,9 @@ fn headers(properties: &BasicProperties) -> Vec<(String, Value)> {
     let Some(table) = properties.headers() else { return Vec::new() };
     table
         .into_iter()
-        .filter(|(name, found)| is_ours(name.as_str()) || may_be_cost(name.as_str(), found))
+        .filter(|(name, _)| is_ours(name.as_str()))
         .map(|(name, found)| (name.to_string(), value(found)))
         .collect()
-}
-
-/// Whether a limit may count by the header (`cost = "header:NAME"`): a short name, and a number.
-fn may_be_cost(name: &str, value: &AMQPValue) -> bool {
-    const LONGEST: usize = 64;
-    let is_number = match value {
-        AMQPValue::LongString(text) => !text.as_bytes().is_empty() && text.as_bytes().len() <= LONGEST,
-        AMQPValue::ShortString(text) => !text.as_str().is_empty(),
-        AMQPValue::Boolean(_)
-        | AMQPValue::DecimalValue(_)
-        | AMQPValue::FieldArray(_)
-        | AMQPValue::Timestamp(_)
-        | AMQPValue::FieldTable(_)
-        | AMQPValue::ByteArray(_)
-        | AMQPValue::Void => false,
-        _ => true,
-    };
-    is_number && name.len() <= LONGEST
 }
 
 /// Whether a job is made of headers of this name.
@@ -98,20 +80,9 @@ mod tests {
         for name in ["paced-lane", "http-accept", "traceparent", "tracestate", "x-death", "PACED-lane"] {
             table.insert(name.into(), AMQPValue::Boolean(true));
         }
-        let names = |table| -> Vec<String> {
-            let properties = BasicProperties::default().with_headers(table);
-            headers(&properties).into_iter().map(|(name, _)| name).collect()
-        };
-        assert_eq!(names(table), ["http-accept", "paced-lane", "traceparent", "tracestate"]);
-        // What a limit may count by is a number, or a short text that may be one.
-        let mut table = FieldTable::default();
-        let text = |length: usize| AMQPValue::LongString("1".repeat(length).into());
-        table.insert("number".into(), AMQPValue::LongInt(1));
-        table.insert("text".into(), text(64));
-        table.insert("long".into(), text(65));
-        table.insert("empty".into(), text(0));
-        table.insert("n".repeat(65).into(), AMQPValue::LongInt(1));
-        assert_eq!(names(table), ["number", "text"]);
+        let properties = BasicProperties::default().with_headers(table);
+        let names: Vec<String> = headers(&properties).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["http-accept", "paced-lane", "traceparent", "tracestate"]);
     }
 
     #[test]

@@ -176,6 +176,10 @@ impl Ticket for AmqpTicket {
         self.redelivered
     }
 
+    fn header(&self, name: &str) -> Option<Value> {
+        self.properties.headers().as_ref()?.inner().get(name).map(value)
+    }
+
     fn ack(self: Box<Self>, _receipt: Receipt, _report: Report) {
         failpoint::reached("deliver:sent");
         self.subscription.acker.ack(self.tag);

@@ -53,7 +53,7 @@ fn costs(
             CostSource::Header(header) => format!("header:{header}"),
         };
         let default = rule.default.map(|cost| format!(" (or {cost})")).unwrap_or_default();
-        let limit = rule.limit;
+        let limit = rule.limit.to_string();
         report.line(format_args!(
             "{name}: limit {limit}: cost {source}{default}, max_cost {}",
             rule.max_cost

@@ -31,6 +31,8 @@ pub(super) struct NamedLimit<'v> {
     pub burst: Option<Found<'v>>,
     /// What jobs cost it, if that is not their paced-cost.
     pub cost: Option<LimitCost>,
+    /// Where the file says so.
+    pub cost_at: Option<Found<'v>>,
 }
 
 /// The limits of a downstream: `rate` first, then `limits`.
@@ -48,7 +50,7 @@ pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> O
             let limit = Limit::leaky_bucket(format!("{}-0", ALGORITHMS[0]), rate, 1);
             told(reader, table, limit)
         });
-        limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None, cost: None }));
+        limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None, cost: None, cost_at: None }));
     }
     if let Some((array, more)) = list(reader, table, &LIMITS, limits.len(), "") {
         limits.extend(more);
@@ -89,6 +91,12 @@ pub(super) fn set<'v>(
             reader.wrong(&given.at, problem);
             return None;
         }
+        if limits[..index].iter().any(|other| other.limit.name() == name && other.cost != given.cost) {
+            let problem =
+                format!("another limit with another `cost` is called `{own}`; give each its own name");
+            reader.wrong(given.cost_at.as_ref().unwrap_or(&given.at), problem);
+            return None;
+        }
         if index == MAX_LIMITS {
             let problem = format!("{} limits{whose}; use at most {MAX_LIMITS}", limits.len());
             reader.wrong(&given.at, problem);
@@ -108,7 +116,9 @@ pub(super) fn set<'v>(
         }
         return None;
     }
-    Some(set)
+    // All that are wrong are reported.
+    let wrong = limits.iter().filter(|given| !cost::fits(reader, given, &set)).count();
+    (wrong == 0).then_some(set)
 }
 
 type Limits<'v> = Vec<Option<NamedLimit<'v>>>;
@@ -133,6 +143,7 @@ fn list<'v>(
         let limit = limit(reader, &one, first + limits.len(), prefix);
         // It is read in any case, or else its keys would be reported as unknown.
         let cost = cost::cost(reader, &one, limit.as_ref().map_or("", Limit::name));
+        let cost_at = cost.as_ref().and_then(|cost| reader.given(&one, cost.key()));
         let at = reader.given(&one, NAME.name).unwrap_or(at);
         let burst = limit.as_ref().map(|limit| match limit.algorithm() {
             Algorithm::TokenBucket(_) => CAPACITY.name,
@@ -141,7 +152,7 @@ fn list<'v>(
         // It is looked up only where it is a key, or else it would not be reported as unknown.
         let burst = burst.filter(|key| one.has(key) && limit.as_ref().is_some_and(Limit::is_even));
         let burst = burst.and_then(|key| reader.given(&one, key));
-        limits.push(limit.map(|limit| NamedLimit { limit, at, burst, cost }));
+        limits.push(limit.map(|limit| NamedLimit { limit, at, burst, cost, cost_at }));
         shown.push(inline(reader.entries.split_off(mark)));
     }
     reader.note(table, key, format!("[{}]", shown.join(", ")), Some(&array));

@@ -330,11 +330,11 @@ impl Downstream {
             };
             let limits = plan.map_or(&self.limits, |plan| &self.plans[plan].limits);
             Some(CostRule {
-                limit: cost.limit.clone(),
+                limit: cost.limit.as_str().into(),
                 plan,
                 source: cost.source.clone(),
                 default: cost.default,
-                max_cost: dispatch::max_cost_of(&self.effective(limits), &cost.limit)?,
+                max_cost: dispatch::max_cost_of(&self.effective(limits), &cost.limit, cost.max_cost)?,
             })
         };
         self.costs.iter().filter_map(rule).collect()

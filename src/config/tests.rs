@@ -109,10 +109,11 @@ fn the_default_file_has_every_key() {
         let path = format!("downstreams.billing.limits[{index}].");
         let keys: Vec<&str> = limits.iter().filter_map(|key| key.strip_prefix(&path)).collect();
         assert!(keys.contains(&"rate") && keys.contains(&"name"), "{keys:?}");
-        for key in keys.into_iter().filter(|key| !["name", "margin", "cost", "default_cost"].contains(key)) {
+        let of_all = ["name", "margin", "cost", "default_cost", "max_cost"];
+        for key in keys.into_iter().filter(|key| !of_all.contains(key)) {
             assert!(lines.iter().any(|line| line.contains(&format!("{key} = "))), "{key} in {lines:?}");
         }
     }
     assert!(text.contains("name = \"per-minute\", margin = \"50ms\""));
-    assert!(text.contains("cost = \"header:tokens\", default_cost = 10"));
+    assert!(text.contains("cost = \"header:tokens\", default_cost = 10, max_cost = 50"));
 }

@@ -13,15 +13,17 @@ pub fn max_cost_without(limits: &LimitSet, own: &[&str], given: Option<u32>) -> 
     let rest: Vec<Limit> = limits.listed().filter(|limit| !own.contains(&limit.name())).cloned().collect();
     match LimitSet::new(rest) {
         Ok(rest) => max_cost(&rest, given),
-        // No limit counts by it.
-        Err(_) => MaxCost { units: u32::MAX, bound: CostBound::Given, given },
+        Err(_) => {
+            let bound = if given.is_some() { CostBound::Given } else { CostBound::Uncounted };
+            MaxCost { units: given.unwrap_or(u32::MAX), bound, given }
+        }
     }
 }
 
-/// The highest cost of one job for the limit of this name alone; `None` where there is none.
-pub fn max_cost_of(limits: &LimitSet, name: &str) -> Option<MaxCost> {
+/// As [`max_cost`], of the limit of this name alone; `None` where there is none.
+pub fn max_cost_of(limits: &LimitSet, name: &str, given: Option<u32>) -> Option<MaxCost> {
     let of: Vec<Limit> = limits.listed().filter(|limit| limit.name() == name).cloned().collect();
-    LimitSet::new(of).ok().map(|limits| max_cost(&limits, None))
+    LimitSet::new(of).ok().map(|limits| max_cost(&limits, given))
 }
 
 /// The highest cost of one job under these limits, and the bound that sets it: `given` where there is one, otherwise
@@ -93,5 +95,17 @@ mod tests {
         assert_eq!(of(vec![leaky("a", "1/h", 1)], Some(500)), (500, CostBound::Given));
         assert_eq!(of(vec![leaky("a", "50/s", 1)], Some(2)), (2, CostBound::Given));
         assert_eq!(of(vec![gcra("a", "10/s", 20)], Some(500)), (20, held("a")));
+    }
+
+    #[test]
+    fn each_limit_with_costs_of_its_own_has_its_own_bound() {
+        let limits = LimitSet::new(vec![leaky("a", "1/s", 1), leaky("b", "2/s", 1)]).unwrap();
+        let bound = |most: MaxCost| (most.units, most.bound);
+        assert_eq!(bound(max_cost_without(&limits, &["a"], None)), (120, minute("b")));
+        assert_eq!(bound(max_cost_without(&limits, &["a", "b"], None)), (u32::MAX, CostBound::Uncounted));
+        assert_eq!(bound(max_cost_without(&limits, &["a", "b"], Some(7))), (7, CostBound::Given));
+        assert_eq!(max_cost_of(&limits, "a", None).map(bound), Some((60, minute("a"))));
+        assert_eq!(max_cost_of(&limits, "a", Some(90)).map(bound), Some((90, CostBound::Given)));
+        assert_eq!(max_cost_of(&limits, "c", None), None);
     }
 }

@@ -10,8 +10,8 @@ use super::entry::{Age, Entry, Hold};
 use super::retry::Attempts;
 use super::source::{DeadLetter, Delivery, ParkReason, Report, Stay, Ticket};
 use super::unsettled::Track;
-use crate::job::{self, Cost, Message, Reason, Rejection, Rules, shown_instant};
-use crate::limit::{JobCost, Limit};
+use crate::job::{self, Cost, CostSource, Message, Reason, Rejection, Rules, shown_instant};
+use crate::limit::{JobCost, Limit, LimitSet};
 use crate::pace::{LaneId, SlotRequest};
 use crate::time::{Micros, wall_now};
 
@@ -21,6 +21,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
 /// Takes in messages by the rules of the downstream.
 pub(super) struct Intake {
     pub(super) rules: Rules,
+    /// The limits in force: those of the downstream, and then those of the jobs of each plan.
+    pub(super) limits: Vec<LimitSet>,
     /// The age at which a job that has not been tried is dead-lettered.
     pub(super) max_wait: Option<Duration>,
     arrivals: Arrivals,
@@ -42,7 +44,13 @@ pub(super) enum Taken {
 
 impl Intake {
     pub(super) fn new(rules: Rules, max_wait: Option<Duration>) -> Self {
-        Self { rules, max_wait, arrivals: Arrivals::default(), has_warned_of_lanes: false }
+        Self {
+            rules,
+            limits: Vec::new(),
+            max_wait,
+            arrivals: Arrivals::default(),
+            has_warned_of_lanes: false,
+        }
     }
 
     /// The position behind all jobs that arrive until that long from now.
@@ -50,10 +58,24 @@ impl Intake {
         self.arrivals.position_at(wall_now(), span)
     }
 
+    /// Checks that the job may have its cost under the rules, and that the limits in force can hold it, also those that it
+    /// was not decoded for: a request that costs more than they hold would fail again and again, and block all others.
+    /// The error is a text for its producer.
+    pub(super) fn fits(&self, entry: &Entry) -> Result<(), String> {
+        let plan = entry.job.plan;
+        self.rules.fits(plan, &entry.job.cost)?;
+        let limits = plan.and_then(|plan| self.limits.get(plan + 1)).or(self.limits.first());
+        limits.and_then(|limits| entry.request.cost.unfit(limits)).map_or(Ok(()), |(limit, cost)| {
+            let (name, most) = (limit.name(), limit.max_cost());
+            Err(format!("it costs the limit `{name}` {cost}, which holds at most {most}: split the job"))
+        })
+    }
+
     /// Takes in a message. A job that has been tried is not tried again from the age `max_age` on.
     pub(super) fn take(&mut self, delivery: Delivery, max_age: Option<Duration>) -> Taken {
         let Self { rules, max_wait, arrivals, .. } = self;
-        let Delivery { message, ticket, stay } = delivery;
+        let Delivery { mut message, ticket, stay } = delivery;
+        add_costs(&mut message, &*ticket, rules);
         let job = match job::decode(&message, rules) {
             Ok(job) => job,
             Err(Rejection { reason, detail }) => {
@@ -95,6 +117,18 @@ impl Intake {
             (Some(deadline), _) => Taken::Expired(entry, expired(deadline, report)),
             (None, Some(start)) => Taken::Later(arrivals.due(start, (now, since)), entry),
             (None, None) => Taken::Ready(entry),
+        }
+    }
+}
+
+/// Adds the headers that limits count by: a source passes on only those that are jobs' own.
+fn add_costs(message: &mut Message, ticket: &dyn Ticket, rules: &Rules) {
+    for rule in &rules.costs {
+        let CostSource::Header(name) = &rule.source else { continue };
+        if message.headers.iter().all(|(known, _)| known != name)
+            && let Some(value) = ticket.header(name)
+        {
+            message.headers.push((name.clone(), value));
         }
     }
 }

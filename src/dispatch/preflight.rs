@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::entry::Entry;
-use crate::job::Rules;
+use super::intake::Intake;
 use crate::pace::release::{PauseGate, Tolerance};
 use crate::pace::{Admission, CancelledIds};
 use crate::time::{Deadline, Micros, wall_now};
@@ -33,7 +33,7 @@ impl Preflight {
 
 /// Decides which jobs may get a slot.
 pub(super) struct JobAdmission<'a> {
-    pub(super) rules: &'a Rules,
+    pub(super) intake: &'a Intake,
     pub(super) preflight: &'a Preflight,
 }
 
@@ -43,6 +43,6 @@ impl Admission<Entry> for JobAdmission<'_> {
     fn admits(&self, entry: &Entry) -> bool {
         let has_end = entry.job.times.deadline.is_some() || entry.patience().is_some();
         let is_void = (has_end && entry.has_ended(wall_now())) || self.preflight.is_cancelled(&entry.job.id);
-        !is_void && self.rules.fits(entry.job.plan, &entry.job.cost).is_ok()
+        !is_void && self.intake.fits(entry).is_ok()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use crate::job::{Message, Reason};
+use crate::job::{Message, Reason, Value};
 use crate::sink::{Receipt, Response};
 use crate::time::Micros;
 
@@ -164,6 +164,11 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// Whether the message was delivered before, to any consumer, and not settled.
     fn is_redelivered(&self) -> bool {
         false
+    }
+
+    /// The value of a header of the message that is not among [`Message::headers`], if it has one of this name.
+    fn header(&self, _name: &str) -> Option<Value> {
+        None
     }
 
     /// Acks a delivered job. Returns at once: acks leave in groups.

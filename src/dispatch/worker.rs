@@ -207,7 +207,7 @@ impl Worker {
     /// Does everything that is due at `now`, but for halts and reports.
     fn tick(&mut self, now: Instant, source: &impl Source) {
         self.park_waiting(now, source);
-        let admission = JobAdmission { rules: &self.intake.rules, preflight: &self.context.preflight };
+        let admission = JobAdmission { intake: &self.intake, preflight: &self.context.preflight };
         self.engine.tick(now, &admission);
         self.apply();
     }

@@ -1,6 +1,7 @@
 //! What jobs cost their limits.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// What a job takes of its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -8,14 +9,14 @@ pub struct Cost {
     /// The units of limits without costs of their own.
     pub units: u32,
     /// The limits with costs of their own, by name, and the units of each.
-    pub own: Vec<(String, u32)>,
+    pub own: Vec<(Arc<str>, u32)>,
 }
 
 /// What jobs cost one limit, where that is not their `paced-cost`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostRule {
     /// The name of the limit, with that of its plan.
-    pub limit: String,
+    pub limit: Arc<str>,
     /// The plan whose limit it is, as an index into [`Rules::plans`](super::Rules::plans); `None` for a limit of the downstream.
     pub plan: Option<usize>,
     /// Where the cost is from.
@@ -67,6 +68,8 @@ pub enum CostBound {
     Minute(String),
     /// The units that the limit of this name can hold at all.
     Held(String),
+    /// None: no limit counts by this cost.
+    Uncounted,
 }
 
 impl fmt::Display for MaxCost {
@@ -76,6 +79,7 @@ impl fmt::Display for MaxCost {
             CostBound::Given => write!(f, "{units}"),
             CostBound::Minute(limit) => write!(f, "{units}, what the limit `{limit}` releases in a minute"),
             CostBound::Held(limit) => write!(f, "{units}, what the limit `{limit}` holds"),
+            CostBound::Uncounted => write!(f, "{units}, since no limit counts by it"),
         }
     }
 }

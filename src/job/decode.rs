@@ -1,5 +1,7 @@
 //! Decodes a message into a job: every rule of publishing is here.
 
+use std::sync::Arc;
+
 use uuid::Uuid;
 
 use super::nearest::nearest;
@@ -101,12 +103,15 @@ fn job_cost(
 ) -> Result<Cost, Rejection> {
     let most = plan.and_then(|plan| rules.plans.get(plan)).map_or(&rules.max_cost, |plan| &plan.max_cost);
     let too_large = |detail: String| Rejection::new(Reason::CostTooLarge, detail);
-    let units = fields.cost.map_or(Ok(1), |cost| fitting("paced-cost", cost, most)).map_err(too_large)?;
+    let units = fields
+        .cost
+        .map_or(Ok(1), |cost| fitting("paced-cost", cost, most, "`max_cost`"))
+        .map_err(too_large)?;
     let mut own = Vec::new();
     for rule in rules.costs.iter().filter(|rule| rule.applies_to(plan)) {
         let given = fields.costs.iter().find(|(name, _)| name == rule.own_name()).map(|(_, cost)| *cost);
         let cost = given.map_or_else(|| rule.of(headers), Ok)?;
-        own.push((rule.limit.clone(), fitting(&rule.described(), cost, &rule.max_cost).map_err(too_large)?));
+        own.push((Arc::clone(&rule.limit), rule.fitting(cost).map_err(too_large)?));
     }
     let known = |name: &String| rules.costs.iter().any(|rule| rule.own_name() == name);
     if let Some((name, _)) = fields.costs.iter().find(|(name, _)| !known(name)) {
@@ -255,25 +260,25 @@ fn cost(name: &str, value: &Value) -> Result<i128, Rejection> {
 }
 
 impl CostRule {
-    /// What gives the cost, for people.
-    pub(super) fn described(&self) -> String {
-        match &self.source {
+    /// As [`fitting`], for this limit.
+    pub(super) fn fitting(&self, cost: i128) -> Result<u32, String> {
+        let what = match &self.source {
             CostSource::Fixed(_) => format!("cost of {}", self.own_name()),
-            CostSource::Header(name) => name.clone(),
-        }
+            CostSource::Header(name) => shown(name.as_bytes(), 60),
+        };
+        fitting(&what, cost, &self.max_cost, "`max_cost` of this limit")
     }
 
-    /// The cost of a message with these headers.
+    /// The cost of a message with these headers. One whose header has no cost is a mistake, and not one without it.
     fn of(&self, headers: &[(String, Value)]) -> Result<i128, Rejection> {
         let name = match &self.source {
             CostSource::Fixed(cost) => return Ok((*cost).into()),
             CostSource::Header(name) => name,
         };
-        let found = headers.iter().find(|(other, _)| other == name).map(|(_, value)| cost(name, value));
+        let found = headers.iter().find(|(other, _)| other == name);
         match (found, self.default) {
-            (Some(Ok(cost)), _) => Ok(cost),
-            (_, Some(default)) => Ok(default.into()),
-            (Some(Err(wrong)), None) => Err(wrong),
+            (Some((_, value)), _) => cost(name, value),
+            (None, Some(default)) => Ok(default.into()),
             (None, None) => Err(Rejection::malformed(format!(
                 "`{}` is absent, and the limit `{}` costs what it says; send a whole number",
                 shown(name.as_bytes(), 60),
@@ -283,13 +288,13 @@ impl CostRule {
     }
 }
 
-/// The cost, which is given by `what`, if the limits of the job can hold it.
-pub(super) fn fitting(what: &str, cost: i128, most: &MaxCost) -> Result<u32, String> {
+/// The cost, which is given by `what`, if the limits of the job can hold it; `key` is what sets a higher one.
+pub(super) fn fitting(what: &str, cost: i128, most: &MaxCost, key: &str) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {
         let way = match most.bound {
-            CostBound::Given => "split the job, or raise it",
-            CostBound::Minute(_) => "split the job, or set `max_cost`",
-            CostBound::Held(_) => "split the job",
+            CostBound::Given => "split the job, or raise it".to_owned(),
+            CostBound::Minute(_) => format!("split the job, or set {key}"),
+            CostBound::Held(_) | CostBound::Uncounted => "split the job".to_owned(),
         };
         format!("`{what}` is {cost}; `max_cost` is {most}: {way}")
     })

@@ -46,7 +46,8 @@ pub struct Message {
     pub reply_to: Option<String>,
     /// When the producer made it, in seconds since the Unix epoch.
     pub timestamp: Option<u64>,
-    /// The headers that start with `paced-` or `http-` or are `traceparent` or `tracestate`.
+    /// The headers that start with `paced-` or `http-` or are `traceparent` or `tracestate`, and those that limits
+    /// count by.
     pub headers: Vec<(String, Value)>,
     /// What is wrong with the message as its broker delivered it. It is no job then, and parts that could not be read
     /// are missing here.
@@ -182,11 +183,12 @@ impl Rules {
     #[cfg(feature = "dispatch")]
     pub(crate) fn fits(&self, plan: Option<usize>, cost: &Cost) -> Result<(), String> {
         let row = plan.and_then(|plan| self.plans.get(plan));
-        decode::fitting("paced-cost", cost.units.into(), row.map_or(&self.max_cost, |plan| &plan.max_cost))?;
+        let most = row.map_or(&self.max_cost, |plan| &plan.max_cost);
+        decode::fitting("paced-cost", cost.units.into(), most, "`max_cost`")?;
         for (limit, units) in &cost.own {
             let rule = self.costs.iter().find(|rule| rule.limit == *limit && rule.applies_to(plan));
             if let Some(rule) = rule {
-                decode::fitting(&rule.described(), (*units).into(), &rule.max_cost)?;
+                rule.fitting((*units).into())?;
             }
         }
         Ok(())

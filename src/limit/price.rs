@@ -72,6 +72,14 @@ impl JobCost {
         row
     }
 
+    /// The first limit that can never hold what the job costs it, and that cost.
+    #[cfg(any(test, feature = "dispatch"))]
+    pub(crate) fn unfit<'l>(&self, limits: &'l LimitSet) -> Option<(&'l Limit, u32)> {
+        let row = self.row(limits);
+        let unfit = limits.iter().enumerate().find(|(place, limit)| row[*place] > limit.max_cost());
+        unfit.map(|(place, limit)| (limit, row[place]))
+    }
+
     /// The intervals of the slowest limit that the job takes, at least 1: for turns, never for slots.
     pub(crate) fn units(&self, limits: &LimitSet) -> u32 {
         if self.is_plain() {
@@ -187,5 +195,11 @@ mod tests {
         let own = JobCost::each(1).with("tokens", 1500).unwrap().at_most(&limits);
         assert_eq!(&own.row(&limits)[..2], [100, 1]);
         assert_eq!(JobCost::each(500).at_most(&limits).default_cost(), 100);
+        let unfit = |cost: JobCost| cost.unfit(&limits).map(|(limit, cost)| (limit.name().to_owned(), cost));
+        assert_eq!(unfit(JobCost::each(100)), None);
+        assert!(
+            unfit(JobCost::each(1).with("tokens", u32::MAX).unwrap())
+                .is_some_and(|(name, _)| name == "tokens")
+        );
     }
 }

@@ -23,7 +23,7 @@ keys! {
     pub(super) LIMITS = "limits".reload().example(r#"[
     { algorithm = "leaky-bucket", rate = "1000/minute", burst = 10 },
     { algorithm = "gcra", rate = "10/s", burst = 20 },
-    { algorithm = "token-bucket", rate = "100/minute", capacity = 100, cost = "header:tokens", default_cost = 10 },
+    { algorithm = "token-bucket", rate = "100/minute", capacity = 100, cost = "header:tokens", default_cost = 10, max_cost = 50 },
     { algorithm = "fixed-window", rate = "1000/hour", anchor = "first-hit" },
     { algorithm = "sliding-window", rate = "1000/hour", buckets = 60 },
     { algorithm = "sliding-log", rate = "100/minute", name = "per-minute", margin = "50ms" },
@@ -74,15 +74,19 @@ keys! {
     /// What each job costs this limit, instead of its paced-cost: a number, or header:NAME for the number in a header of the
     /// message, such as header:tokens. A job may give it as paced-cost-LIMIT too.
     pub(super) COST = "cost".otherwise("the job's paced-cost").integers(1, u32::MAX as u64);
-    /// With cost = "header:NAME": the cost of a job without that header. Unset: such a job is no job (malformed-header).
+    /// With cost = "header:NAME": the cost of a job without that header. Unset: such a job is no job (malformed-header), as
+    /// is one whose header has no whole number from 1 on.
     pub(super) DEFAULT_COST = "default_cost".integers(1, u32::MAX as u64);
+    /// With `cost`: the highest cost of one job for this limit; a job that costs more is dead-lettered as `cost-too-large`.
+    /// It is never more than the limit holds. Unset: what the limit releases in a minute, at least its burst.
+    pub(super) OWN_MAX_COST = "max_cost".integers(1, u32::MAX as u64);
 }
 
 pub(in crate::config) const ALGORITHMS: [&str; 7] =
     ["leaky-bucket", "gcra", "token-bucket", "fixed-window", "sliding-window", "sliding-log", "quota"];
 
 /// Every key of a limit but `algorithm`, `name` and `rate`, with the algorithms that have it.
-pub(in crate::config) const KEYS: [(Key<'static>, &[&str]); 10] = [
+pub(in crate::config) const KEYS: [(Key<'static>, &[&str]); 11] = [
     (BURST, &["leaky-bucket", "gcra"]),
     (CAPACITY, &["token-bucket"]),
     (ANCHOR, &["fixed-window"]),
@@ -93,6 +97,7 @@ pub(in crate::config) const KEYS: [(Key<'static>, &[&str]); 10] = [
     (MARGIN, &ALGORITHMS),
     (COST, &ALGORITHMS),
     (DEFAULT_COST, &ALGORITHMS),
+    (OWN_MAX_COST, &ALGORITHMS),
 ];
 
 pub(super) const ANCHORS: [(&str, Anchor); 2] = [("epoch", Anchor::Epoch), ("first-hit", Anchor::FirstHit)];

@@ -24,7 +24,8 @@ keys! {
     /// bucket then refuses what would overflow it: give it a burst.
     ON_LIMIT = "on_limit".default("wait");
     /// The highest cost of one job (paced-cost). By default what the slowest limit releases in a minute, at least its
-    /// burst; never more than a limit holds. A job that costs more is dead-lettered as `cost-too-large`.
+    /// burst; never more than a limit holds. A limit with a `cost` of its own has a `max_cost` of its own. A job that costs
+    /// more is dead-lettered as `cost-too-large`.
     MAX_COST = "max_cost".integers(1, u32::MAX as u64).example("3000").reload();
     /// How far ahead of now a slot is taken.
     HORIZON = "horizon".default("100ms").within("1ms", "10s").reload();
@@ -182,7 +183,14 @@ fn costs<'v>(
         }
     }
     let all = own.iter().chain(plans.values().flatten().flatten());
-    all.filter_map(|limit| limit.cost.clone()).collect()
+    let mut costs: Vec<limits::LimitCost> = Vec::new();
+    for cost in all.filter_map(|limit| limit.cost.as_ref()) {
+        // A limit that is given twice has one cost.
+        if costs.iter().all(|known| known.limit != cost.limit) {
+            costs.push(cost.clone());
+        }
+    }
+    costs
 }
 
 /// The limits that the downstream's jobs obey under each plan: the downstream's own, and then the plan's.

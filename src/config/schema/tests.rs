@@ -136,7 +136,7 @@ fn both_know_the_same_keys() {
                 node.get("default").or(node["enum"].get(0)).cloned().unwrap_or_else(|| match key.as_str() {
                     "rate" => "1/s".into(),
                     "name" => "any".into(),
-                    "capacity" | "cost" | "default_cost" => 5.into(),
+                    "capacity" | "cost" | "default_cost" | "max_cost" => 5.into(),
                     "time_zone" => "UTC".into(),
                     other => panic!("give {other} a value here"),
                 });

@@ -2,7 +2,8 @@
 
 use super::parts::at_most;
 use super::*;
-use crate::job::{CostRule, CostSource};
+use crate::dispatch::Options;
+use crate::job::{CostRule, CostSource, MaxCost};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -15,7 +16,7 @@ fn bench() -> Bench {
     bench.options.limits = LimitSet::new(all.collect()).unwrap();
     bench.options.rules.max_cost = at_most(10);
     let rule = |limit: &str, source, most| CostRule {
-        limit: limit.to_owned(),
+        limit: limit.into(),
         plan: None,
         source,
         default: Some(100),
@@ -69,4 +70,57 @@ async fn jobs_of_few_tokens_and_of_many_share_what_there_is() {
     assert!(released[19] < 2000 && (60_000..62_000).contains(&released[20]), "{released:?}");
     let dead = bench.ledger.all().into_iter().filter(|(_, how)| !matches!(how, Settled::Acked(_))).count();
     assert_eq!(dead, 1);
+}
+
+/// A bucket of this many tokens, and the rules that may go with it.
+fn bucket(bench: &Bench, capacity: u32, costs: Vec<CostRule>) -> Options {
+    let mut options = bench.options.clone();
+    let bucket = Limit::token_bucket("tokens", "1/s".parse().unwrap(), capacity).unwrap();
+    options.limits = LimitSet::new(vec![bucket]).unwrap();
+    options.rules.max_cost = at_most(if costs.is_empty() { capacity } else { u32::MAX });
+    options.rules.costs = costs;
+    options
+}
+
+fn by_header(most: u32) -> CostRule {
+    CostRule {
+        limit: "tokens".into(),
+        plan: None,
+        source: CostSource::Header("tokens".to_owned()),
+        default: Some(1),
+        max_cost: MaxCost { given: None, ..at_most(most) },
+    }
+}
+
+/// Jobs that cost 800 wait while the limit comes to hold 100: they are dead, and the job behind them goes.
+async fn what_no_limit_holds_any_more_is_dead(before: Vec<CostRule>, after: Vec<CostRule>, dear: Message) {
+    let mut bench = Bench::new("1/s", QUICK);
+    bench.options = bucket(&bench, 1000, before);
+    bench.publish(Message { message_id: Some("first".to_owned()), ..dear.clone() });
+    for job in 0..3 {
+        bench.publish(Message { message_id: Some(format!("dear{job}")), ..dear.clone() });
+    }
+    bench.publish(message("plain"));
+    let done = bench.start();
+    bench.sink.arrived(1).await;
+    bench.control().reload(bucket(&bench, 100, after));
+    bench.ledger.count(5).await;
+    for job in 0..3 {
+        assert_eq!(bench.ledger.letter(&format!("dear{job}")).reason, Reason::CostTooLarge);
+    }
+    bench.sink.arrived(2).await;
+    bench.end();
+    assert_eq!(done.await.unwrap().unfinished, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_whose_rule_is_gone_blocks_no_other_job() {
+    what_no_limit_holds_any_more_is_dead(vec![by_header(1000)], Vec::new(), tokens("", 800)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_from_before_the_rule_blocks_no_other_job() {
+    let cost = ("paced-cost".to_owned(), Value::Integer(800));
+    let dear = Message { headers: vec![cost], ..message("") };
+    what_no_limit_holds_any_more_is_dead(Vec::new(), vec![by_header(100)], dear).await;
 }

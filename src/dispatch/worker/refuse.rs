@@ -52,7 +52,7 @@ impl Worker {
             let retry_after = Duration::from_secs(retry_after.as_secs() + more);
             return Some((intake::queue_full(bound, retry_after, report), Some(retry_after)));
         }
-        let detail = self.intake.rules.fits(entry.job.plan, &entry.job.cost).err()?;
+        let detail = self.intake.fits(entry).err()?;
         Some((DeadLetter::new(Reason::CostTooLarge, detail, report), None))
     }
 }

@@ -55,8 +55,9 @@ impl Worker {
 
     /// Adapts the highest cost of jobs to the limits in force.
     pub(super) fn bound_costs(&mut self) {
+        self.intake.limits = self.engine.settings().lanes().cloned().collect();
         let rules = &mut self.intake.rules;
-        let own: Vec<&str> = rules.costs.iter().map(|rule| rule.limit.as_str()).collect();
+        let own: Vec<&str> = rules.costs.iter().map(|rule| &*rule.limit).collect();
         let plans = rules.plans.iter_mut().map(|plan| &mut plan.max_cost);
         let bounds = std::iter::once(&mut rules.max_cost).chain(plans);
         for (bound, limits) in bounds.zip(self.engine.settings().lanes()) {
@@ -65,7 +66,7 @@ impl Worker {
         for rule in &mut rules.costs {
             let limits = self.engine.settings().limits_of(LaneId::of_plan(rule.plan));
             // One that is not in force costs nothing.
-            if let Some(bound) = max_cost_of(limits, &rule.limit) {
+            if let Some(bound) = max_cost_of(limits, &rule.limit, rule.max_cost.given) {
                 rule.max_cost = bound;
             }
         }

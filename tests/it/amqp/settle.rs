@@ -32,8 +32,8 @@ async fn a_message_comes_as_it_was_published() {
         ("paced-n", AMQPValue::Timestamp(12)),
         ("http-accept", text("*/*")),
         ("traceparent", text("00-1")),
-        // No limit counts by so long a text.
-        ("x-other", text("left out: a header that is not ours is only taken if it may be the cost of a job")),
+        ("x-other", text("left out")),
+        ("tokens", AMQPValue::Boolean(true)),
     ] {
         headers.insert(name.into(), value);
     }
@@ -79,6 +79,10 @@ async fn a_message_comes_as_it_was_published() {
         ("traceparent", Value::Text("00-1".into())),
     ];
     assert_eq!(message.headers, expected.map(|(name, value)| (name.to_owned(), value)));
+    // Others are there for limits that count by them, with their types.
+    let other = |name| delivery.ticket.header(name);
+    assert_eq!(other("x-other"), Some(Value::Text("left out".into())));
+    assert_eq!((other("tokens"), other("absent")), (Some(Value::Bool(true)), None));
     ack(delivery);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }

@@ -33,6 +33,7 @@ pub(super) const WRONG: &[(&str, &str)] = &[
     ("downstreams.billing.limits", "[{ algorithm = \"quota\", rate = \"5/d\", time_zone = \"+02:00\" }]"),
     ("downstreams.billing.limits", "[{ rate = \"5/s\", cost = \"tokens\" }]"),
     ("downstreams.billing.limits", "[{ rate = \"5/s\", cost = 0 }]"),
+    ("downstreams.billing.limits", "[{ rate = \"5/s\", cost = 1, max_cost = 0 }]"),
     ("downstreams.billing.limits", "[{ rate = \"5/s\", margin = \"50\" }]"),
     ("downstreams.billing.limits", "[{ rate = \"5/s\", name = \"plan.pro\" }]"),
     ("downstreams.billing.limits", "[{ algorithm = \"quota\", rate = \"5/d\", utc_offset = \"+2\" }]"),

@@ -93,8 +93,8 @@ impl Worker {
             if !entry.ticket.is_live() {
                 continue;
             }
-            let (rules, preflight) = (&self.intake.rules, &self.context.preflight);
-            if (JobAdmission { rules, preflight }).admits(&entry) {
+            let (intake, preflight) = (&self.intake, &self.context.preflight);
+            if (JobAdmission { intake, preflight }).admits(&entry) {
                 return Some(entry);
             }
             self.refuse(entry, Refusal::NotAdmitted);

@@ -5,7 +5,7 @@ use super::*;
 /// Requests and tokens: a limit of one a job, and one by a header or else 100.
 fn costing_rules() -> Rules {
     let rule = |limit: &str, plan, source, default, most: u32| CostRule {
-        limit: limit.to_owned(),
+        limit: limit.into(),
         plan,
         source,
         default,
@@ -20,25 +20,26 @@ fn costing_rules() -> Rules {
     Rules { costs, ..rules() }
 }
 
+fn decoded(headers: &[(&str, Value)]) -> Result<Cost, Rejection> {
+    let header = |(name, value): &(&str, Value)| ((*name).to_owned(), value.clone());
+    let message = Message { headers: headers.iter().map(header).collect(), ..Message::default() };
+    decode(&message, &costing_rules()).map(|job| job.cost)
+}
+
+fn refused(headers: &[(&str, Value)]) -> (Reason, String) {
+    let rejection = decoded(headers).expect_err("no job");
+    (rejection.reason, rejection.detail)
+}
+
 #[test]
 fn each_limit_has_its_own_cost() {
-    let decoded = |headers: &[(&str, Value)]| {
-        let header = |(name, value): &(&str, Value)| ((*name).to_owned(), value.clone());
-        let message = Message { headers: headers.iter().map(header).collect(), ..Message::default() };
-        decode(&message, &costing_rules()).map(|job| job.cost)
-    };
     let own = |costs: &[(&str, u32)]| {
-        costs.iter().map(|(limit, cost)| ((*limit).to_owned(), *cost)).collect::<Vec<_>>()
+        costs.iter().map(|(limit, cost)| ((*limit).into(), *cost)).collect::<Vec<_>>()
     };
     let cost = |units, costs: &[(&str, u32)]| Ok(Cost { units, own: own(costs) });
     assert_eq!(decoded(&[]), cost(1, &[("requests", 1), ("tokens", 100)]));
     let tokens = ("tokens", Value::Integer(1500));
     assert_eq!(decoded(std::slice::from_ref(&tokens)), cost(1, &[("requests", 1), ("tokens", 1500)]));
-    assert_eq!(
-        decoded(&[("tokens", text("many"))]),
-        cost(1, &[("requests", 1), ("tokens", 100)]),
-        "no whole number"
-    );
     let both = [tokens.clone(), ("paced-cost-tokens", text("7")), ("paced-cost", Value::Integer(3))];
     assert_eq!(
         decoded(&both),
@@ -49,10 +50,27 @@ fn each_limit_has_its_own_cost() {
     let images = ("images", Value::Float(2.0));
     let of_pro = cost(1, &[("requests", 1), ("tokens", 100), ("plan.pro.images", 2)]);
     assert_eq!(decoded(&[pro.clone(), images]), of_pro);
-    let refused = |headers: &[(&str, Value)]| {
-        let rejection = decoded(headers).expect_err("no job");
-        (rejection.reason, rejection.detail)
-    };
+}
+
+#[test]
+fn a_header_without_a_cost_is_not_an_absent_one() {
+    for (value, shown) in [
+        (text("many"), "`tokens` is `many`; send a whole number"),
+        (text(""), "`tokens` is ``; send a whole number"),
+        (Value::Integer(0), "`tokens` is 0; send at least 1"),
+        (Value::Integer(-5), "`tokens` is -5; send at least 1"),
+        (Value::Float(1.5), "`tokens` is 1.5; send a whole number"),
+        (Value::Bool(true), "`tokens` is true; send a whole number"),
+        (Value::Timestamp(12), "`tokens` is 12; send a whole number"),
+        (Value::Other("decimal"), "`tokens` is decimal; send a whole number"),
+    ] {
+        assert_eq!(refused(&[("tokens", value)]), (Reason::MalformedHeader, shown.to_owned()));
+    }
+}
+
+#[test]
+fn what_no_limit_can_count_is_refused() {
+    let pro = ("paced-plan", text("pro"));
     let (reason, detail) = refused(std::slice::from_ref(&pro));
     assert_eq!(reason, Reason::MalformedHeader);
     assert!(detail.starts_with("`images` is absent, and the limit `images` costs"), "{detail}");
@@ -62,6 +80,14 @@ fn each_limit_has_its_own_cost() {
     assert!(
         detail.starts_with("`images` is 11; `max_cost` is 10, what the limit `plan.pro.images` holds"),
         "{detail}"
+    );
+    let mut rules = costing_rules();
+    rules.costs[1].max_cost.bound = CostBound::Minute("tokens".to_owned());
+    let dear = Message { headers: vec![("tokens".to_owned(), Value::Integer(30_001))], ..Message::default() };
+    assert_eq!(
+        decode(&dear, &rules).expect_err("too dear").detail,
+        "`tokens` is 30001; `max_cost` is 30000, what the limit `tokens` releases in a minute: split the job, or set \
+         `max_cost` of this limit"
     );
     assert_eq!(refused(&[("tokens", Value::Integer(30_001))]).0, Reason::CostTooLarge);
     assert_eq!(refused(&[("paced-cost-token", Value::Integer(1))]).0, Reason::UnknownHeader);
