@@ -24,6 +24,7 @@ mod rate;
 mod reset;
 mod run;
 mod status;
+mod template;
 mod terms;
 mod top;
 

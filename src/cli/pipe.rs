@@ -11,14 +11,16 @@ use paced::dispatch::{
     Dispatcher, Drained, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, max_cost,
 };
 use paced::job::{METHODS, ReplyRules, Rules};
-use paced::pipe::{self, PipeOptions, Progress, Totals};
+use paced::pipe::{self, Format, PipeOptions, Progress, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
 use paced::sink::{AnswerPolicy, Statuses};
+use paced::store::Store;
 use paced::{Limit, LimitSet, MemoryStore, Rate};
 use tokio_util::sync::CancellationToken;
 
 use super::exit::Exit;
-use super::{Global, out};
+use super::template::{HeaderArg, TableArgs, check_headers, header};
+use super::{Global, out, parts};
 use crate::daemon::{self, Signals};
 use crate::telemetry;
 use bar::Bar;
@@ -32,30 +34,32 @@ mod reports;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Releases so many jobs at most, such as 20/s or 100/5min
-    #[arg(long)]
-    rate: Rate,
+    #[arg(long, required_unless_present = "downstream")]
+    rate: Option<Rate>,
+    /// Goes by this downstream of the configuration (-c): its API, its limits, and the store by which daemons share them.
+    /// The jobs are beside those of its queue
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["rate", "to", "on_limit", "encoded_slash", "max_cost", "concurrency", "timeout", "max_attempts"])]
+    downstream: Option<String>,
     /// What becomes of a job that the rate does not allow at once
     #[arg(long, default_value = "wait", value_name = "wait|reject", value_parser = on_limit)]
     on_limit: OnLimit,
     /// Where jobs go: one without a path to this URL; a path is appended behind one slash, and its query after the URL's
-    #[arg(long, value_name = "URL")]
-    to: String,
+    #[arg(long, value_name = "URL", required_unless_present = "downstream")]
+    to: Option<String>,
     /// Jobs, one JSON object per line; `-` is stdin
     #[arg(default_value = "-")]
     file: PathBuf,
-    /// FILE is CSV: a row of names (id, body, lane, plan, method, path, cost, priority, not_before, deadline,
-    /// header:NAME), and one row per job
-    #[arg(long)]
-    csv: bool,
+    #[command(flatten)]
+    table: TableArgs,
     /// Adds outcomes to this file instead of writing them to stdout, and skips the jobs that it says were delivered
     #[arg(long, value_name = "OUT")]
     resume: Option<PathBuf>,
     /// Outcomes have the body of the answer, up to 64 KiB: `body`, or `body_base64` if it is no text
     #[arg(long)]
     with_body: bool,
-    /// Header of every request; repeat it for several
+    /// Header of every request; repeat it for several. With --csv the value may have cells in it: 'x-tenant:{tenant}'
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
-    header: Vec<(String, String)>,
+    header: Vec<HeaderArg>,
     /// Lets a job's path have an encoded slash (%2F)
     #[arg(long)]
     encoded_slash: bool,
@@ -73,6 +77,9 @@ pub(super) struct Args {
     max_attempts: u32,
 }
 
+/// The name of the downstream in the store of this process.
+const DOWNSTREAM: &str = "pipe";
+
 const HORIZON: Duration = Duration::from_millis(100);
 /// The longest body in bytes, which is bounded by the longest line.
 const MAX_BODY: usize = pipe::MAX_LINE;
@@ -86,10 +93,10 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long the end waits for the number of entries of the input.
 const LAST_COUNT: Duration = Duration::from_secs(1);
 
-fn header(text: &str) -> Result<(String, String), String> {
-    match text.split_once(':') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_lowercase(), value.trim().to_owned())),
-        _ => Err("no header; write NAME:VALUE".to_owned()),
+impl Args {
+    /// The form of the input.
+    fn format(&self) -> Format {
+        self.table.format(&self.header).0
     }
 }
 
@@ -102,16 +109,30 @@ fn on_limit(text: &str) -> Result<OnLimit, String> {
 }
 
 pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
-    let signals = Signals::with_hangup().map_err(out::failed)?;
-    let dispatcher = dispatcher(&args)?;
+    let mut signals = Signals::with_hangup().map_err(out::failed)?;
+    let is_shared = args.downstream.is_some();
+    check_headers(&args.header, |header| !(is_shared || (args.table.is_csv() && header.has_brace())))?;
+    let Way { dispatcher, rules, charged } = Way::of(global, &args)?;
     let wanted = match (global.quiet, global.verbose) {
         (0, 0) => Wanted::Some,
         (0, _) => Wanted::All,
         _ => Wanted::Nothing,
     };
-    let Files { records, outcomes, output, total } = files::open(&args, wanted == Wanted::Nothing).await?;
-    let mut bar = Bar::new(args.rate, args.resume.is_none());
-    let options = PipeOptions { with_body: args.with_body, outcomes };
+    let opened = tokio::select! {
+        opened = files::open(&args, wanted == Wanted::Nothing) => opened,
+        // Stdin has not had a line.
+        _ = signals.next() => Err(out::fail(Exit::Failed, "stopped before anything was sent")),
+    };
+    let Files { records, mut outcomes, output, total } = opened?;
+    let releases = outcomes.take_releases();
+    let (limits, store) = charged;
+    if let Some(store) = store {
+        releases.charge(&store, DOWNSTREAM, &limits);
+    }
+    let mut bar = Bar::new(limits.rate(), args.resume.is_none());
+    // Without a downstream they are those of the sink, since they may be credentials.
+    let headers = if is_shared { args.table.format(&args.header).1 } else { Vec::new() };
+    let options = PipeOptions { with_body: args.with_body, headers, rules: Some(rules), outcomes };
     let notify = reports::reporter(bar.messages(), wanted);
     let (source, outcomes) = pipe::open(records, output, options, notify);
     let progress = outcomes.progress();
@@ -123,21 +144,28 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let (cut_off, totals, ended) = match end {
         End::Ended(drained, totals) => {
             let totals = totals.map_err(|error| unwritten(&error))?;
-            let ended = match (drained.unfinished, totals.is_clean()) {
-                _ if totals.mismatched => Err(Exit::Usage),
-                (0, true) => Ok(()),
-                (0, false) => Err(Exit::Failed),
-                _ => Err(Exit::Undrained),
-            };
-            (drained.unfinished as u64, totals, ended)
+            // What was not read, or waits for its time, was not sent.
+            let is_left = progress.waiting() > 0 || (stop.is_cancelled() && progress.entries().is_none());
+            (drained.unfinished as u64, totals, exit(drained, &totals, is_left))
         }
         End::Stopped { cut_off } => (cut_off, progress.totals(), Err(Exit::Undrained)),
     };
     if wanted != Wanted::Nothing {
+        let totals = Totals { returned: totals.returned + progress.waiting(), ..totals };
         let total = known(&total, &progress).await;
         telemetry::note(format_args!("paced: {}", Closing { totals, total, cut_off }));
     }
     ended
+}
+
+/// The exit of work that ended in order.
+const fn exit(drained: Drained, totals: &Totals, is_left: bool) -> Result<(), Exit> {
+    match drained.unfinished {
+        _ if totals.mismatched => Err(Exit::Usage),
+        0 if totals.is_clean() && !is_left => Ok(()),
+        0 => Err(Exit::Failed),
+        _ => Err(Exit::Undrained),
+    }
 }
 
 /// How the work ended.
@@ -213,29 +241,82 @@ fn unwritten(error: &io::Error) -> Exit {
     Exit::Failed
 }
 
-fn dispatcher(args: &Args) -> Result<Dispatcher, Exit> {
+/// The way of the jobs.
+struct Way {
+    dispatcher: Dispatcher,
+    /// The rules that the dispatcher has for jobs.
+    rules: Rules,
+    /// The limits, and their store if it belongs to this process alone.
+    charged: (LimitSet, Option<Arc<MemoryStore>>),
+}
+
+impl Way {
+    /// To a URL at a rate, or to a downstream of the configuration.
+    fn of(global: &Global, args: &Args) -> Result<Self, Exit> {
+        if let Some(name) = &args.downstream {
+            return Self::to_downstream(global, name);
+        }
+        // Both are required without a downstream.
+        let (Some(rate), Some(url)) = (args.rate, &args.to) else { return Err(Exit::Usage) };
+        let limits = limits(rate)?;
+        let store = Arc::new(MemoryStore::new());
+        let rules = rules(args, &limits);
+        let dispatcher = dispatcher(args, url, &rules, &limits, &store)?;
+        Ok(Self { dispatcher, rules, charged: (limits, Some(store)) })
+    }
+
+    fn to_downstream(global: &Global, name: &str) -> Result<Self, Exit> {
+        let mut settings = parts::load(global)?.settings;
+        // The reply of a job is its outcome, and goes to no queue.
+        settings.reply.allow = vec![String::new()];
+        let downstream = parts::downstream(&settings, name)?;
+        if settings.store.url.expose() == daemon::MEMORY {
+            let problem = "store.url is memory:, so that no pace can be shared; set redis://HOST, or use --rate and --to";
+            return Err(out::fail(Exit::Usage, problem));
+        }
+        let dispatcher = daemon::single(&settings, name, downstream).map_err(out::failed)?;
+        let rules = daemon::rules(&settings, downstream);
+        Ok(Self { dispatcher, rules, charged: (downstream.limits.clone(), None) })
+    }
+}
+
+fn limits(rate: Rate) -> Result<LimitSet, Exit> {
+    let limit = Limit::leaky_bucket("rate", rate, 1).and_then(|limit| LimitSet::new(vec![limit]));
+    limit.map_err(|error| out::fail(Exit::Usage, error))
+}
+
+fn rules(args: &Args, limits: &LimitSet) -> Rules {
+    Rules {
+        max_body: MAX_BODY,
+        // The caller of the command chooses the jobs, so all headers are allowed.
+        allow_headers: vec![Rules::ANY_HEADER.to_owned()],
+        methods: METHODS.map(str::to_owned).to_vec(),
+        encoded_slash: args.encoded_slash,
+        max_cost: max_cost(limits, args.max_cost),
+        costs: Vec::new(),
+        plans: Vec::new(),
+        default_plan: None,
+        // A line cannot ask for a reply; the source does, where the body of the answer is wanted.
+        reply: ReplyRules::default(),
+    }
+}
+
+fn dispatcher(
+    args: &Args,
+    url: &str,
+    rules: &Rules,
+    limits: &LimitSet,
+    store: &Arc<MemoryStore>,
+) -> Result<Dispatcher, Exit> {
     let usage = |error: &dyn std::error::Error| out::fail(Exit::Usage, error);
-    let limit = Limit::leaky_bucket("rate", args.rate, 1).map_err(|error| usage(&error))?;
-    let limits = LimitSet::new(vec![limit]).map_err(|error| usage(&error))?;
     let timeout = Duration::from_secs(args.timeout.into());
-    let sink = HttpOptions { timeout, headers: args.header.clone(), ..HttpOptions::new(&args.to) };
+    let headers = args.table.format(&args.header).1;
+    let sink = HttpOptions { timeout, headers, ..HttpOptions::new(url) };
     let sink = HttpSink::new(sink).map_err(|error| usage(&error))?;
     let options = Options {
-        downstream: "pipe".to_owned(),
-        rules: Rules {
-            max_body: MAX_BODY,
-            // The caller of the command chooses the jobs, so all headers are allowed.
-            allow_headers: vec![Rules::ANY_HEADER.to_owned()],
-            methods: METHODS.map(str::to_owned).to_vec(),
-            encoded_slash: args.encoded_slash,
-            max_cost: max_cost(&limits, args.max_cost),
-            costs: Vec::new(),
-            plans: Vec::new(),
-            default_plan: None,
-            // A line cannot ask for a reply; the source does, where the body of the answer is wanted.
-            reply: ReplyRules::default(),
-        },
-        limits,
+        downstream: DOWNSTREAM.to_owned(),
+        rules: rules.clone(),
+        limits: limits.clone(),
         plans: Vec::new(),
         on_limit: args.on_limit,
         horizon: HORIZON,
@@ -260,7 +341,7 @@ fn dispatcher(args: &Args) -> Result<Dispatcher, Exit> {
     };
     Ok(Dispatcher::new(
         options,
-        Arc::new(MemoryStore::new()),
+        Arc::clone(store) as Arc<dyn Store>,
         Arc::new(sink),
         daemon::clock(Precision::default()),
     ))

@@ -1,7 +1,7 @@
 //! `paced publish`: jobs into a downstream's queue, each confirmed by the broker.
 
-use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -9,7 +9,7 @@ use indicatif::ProgressBar;
 use paced::amqp::{self, Amqp, PublishError, Publisher};
 use paced::failpoint;
 use paced::job::{Message, Rules, Value, decode, ndjson};
-use paced::pipe::{Line, Lines, MAX_LINE, Notice, SkipError};
+use paced::pipe::{self, Format, Line, Lines, MAX_LINE, Notice, Records, SkipError};
 use tokio::io::AsyncBufRead;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use super::exit::Exit;
 use super::input;
+use super::template::{HeaderArg, TableArgs, add_headers, check_headers, header};
 use super::{Global, Output, out, parts};
 use crate::daemon;
 
@@ -24,7 +25,7 @@ use crate::daemon;
 pub(super) struct Args {
     /// The downstream, as in the configuration
     downstream: String,
-    /// Jobs, one JSON object per line; `-` is stdin [default: stdin, unless --count or --body is
+    /// Jobs, one JSON object per line, or with --csv one row; `-` is stdin [default: stdin, unless --count or --body is
     /// given]
     file: Option<PathBuf>,
     /// Publishes so many equal jobs [default: 1, with --body]
@@ -33,6 +34,12 @@ pub(super) struct Args {
     /// Body of each job
     #[arg(long, conflicts_with = "file", value_name = "TEXT")]
     body: Option<String>,
+    #[command(flatten)]
+    table: TableArgs,
+    /// Header of every job that has none of this name, as http.allow_headers allows; repeat it for several. With --csv the
+    /// value may have cells in it: 'x-tenant:{tenant}'
+    #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
+    header: Vec<HeaderArg>,
     /// Lane of each job that names none (no effect yet)
     #[arg(long, value_name = "LANE")]
     lane: Option<String>,
@@ -68,13 +75,17 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     if no_input && std::io::stdin().is_terminal() {
         return Err(out::fail(Exit::Usage, "nothing to publish; give a FILE, --body TEXT or --count N"));
     }
+    if args.table.is_csv() && (args.count.is_some() || args.body.is_some()) {
+        let problem = "--csv makes jobs of the rows of FILE or stdin; leave it out, or --count and --body";
+        return Err(out::fail(Exit::Usage, problem));
+    }
+    check_headers(&args.header, |_| false)?;
     let rules = daemon::rules(&settings, downstream);
     let mut options = parts::amqp(&settings)?;
     options.downstreams.retain(|downstream| downstream.name == args.downstream);
-    let lines = if args.count.is_some() || args.body.is_some() {
-        None
-    } else {
-        Some(input::open(args.file.as_deref()).await?)
+    let jobs = match args.count.is_some() || args.body.is_some() {
+        true => None,
+        false => Some(Jobs::open(&args).await?),
     };
     let amqp = Amqp::publishing(options.clone()).await.map_err(out::failed)?;
     let (exchange, key) = options.target(&args.downstream).map_err(|error| out::fail(Exit::Failed, error))?;
@@ -83,8 +94,8 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     if args.lane.is_some() {
         out::say("paced: --lane has no effect yet: one tenant's backlog stands before the jobs of others");
     }
-    let tally = match lines {
-        Some(lines) => target.publish_lines(lines, &args, &rules, &bar).await,
+    let tally = match jobs {
+        Some(jobs) => target.publish_lines(jobs, &args, &rules, &bar).await,
         None => target.publish_equal(&args, &rules, &bar).await?,
     };
     bar.finish_and_clear();
@@ -105,28 +116,21 @@ struct Target {
 
 impl Target {
     /// Publishes each line that is a job, and reports each that is none.
-    async fn publish_lines(
-        &self,
-        lines: Box<dyn AsyncBufRead + Send + Unpin>,
-        args: &Args,
-        rules: &Rules,
-        bar: &ProgressBar,
-    ) -> Tally {
+    async fn publish_lines(&self, jobs: Jobs, args: &Args, rules: &Rules, bar: &ProgressBar) -> Tally {
         let mut bad_lines = 0;
-        let lines = stream::unfold(Some((Lines::new(lines, MAX_LINE), 0_u64)), async |state| {
-            let (mut lines, number) = state?;
-            match lines.next().await {
-                Ok(line) => Some((Ok((number + 1, line?)), Some((lines, number + 1)))),
-                Err(error) => Some((Err(Notice::Unreadable { line: number, error }), None)),
+        let found = stream::unfold(Some(jobs), async |state| {
+            let mut jobs = state?;
+            match jobs.next(args).await {
+                Ok(job) => Some((Ok(job?), Some(jobs))),
+                Err(error) => Some((Err(Notice::Unreadable { line: jobs.line, error }), None)),
             }
         });
-        let messages = lines.filter_map(|line| {
-            let message = match line {
-                Ok((number, Line::Whole(text))) => match text.trim_ascii_end() {
-                    [] => return std::future::ready(None),
-                    text => message(text, args, rules).map_err(|wrong| format!("line {number}: {wrong}")),
-                },
-                Ok((number, Line::TooLong)) => Err(format!("line {number}: {}", SkipError::TooLong)),
+        let plain = args.table.format(&args.header).1;
+        let messages = found.filter_map(|job| {
+            let message = match job {
+                Ok((number, job)) => job
+                    .and_then(|message| checked(message, &plain, args, rules))
+                    .map_err(|wrong| format!("line {number}: {wrong}")),
                 Err(unreadable) => Err(unreadable.to_string()),
             };
             let message = message.map_err(|wrong| {
@@ -142,8 +146,10 @@ impl Target {
     /// Publishes `--count` jobs with one `--body`.
     async fn publish_equal(&self, args: &Args, rules: &Rules, bar: &ProgressBar) -> Result<Tally, Exit> {
         let body = args.body.clone().unwrap_or_default();
-        let job = with_lane(Message { content: bytes::Bytes::from(body).into(), ..Message::default() }, args);
-        decode(&job, rules).map_err(|rejection| out::fail(Exit::Usage, rejection))?;
+        let job = Message { content: bytes::Bytes::from(body).into(), ..Message::default() };
+        let plain = args.table.format(&args.header).1;
+        let job = checked(job, &plain, args, rules).map_err(|wrong| out::fail(Exit::Usage, wrong))?;
+        let job = Message { message_id: None, ..job };
         let jobs = stream::iter(0..args.count.unwrap_or(1)).map(|_| with_id(job.clone()));
         Ok(self.publish_all(jobs, bar).await)
     }
@@ -215,13 +221,83 @@ const fn is_lost(error: &PublishError) -> bool {
     matches!(error, PublishError::Unavailable | PublishError::TimedOut { .. } | PublishError::Lost(_))
 }
 
-/// The job on a line. Jobs that the daemon would refuse are refused here already.
-fn message(line: &[u8], args: &Args, rules: &Rules) -> Result<Message, String> {
+type Input = Box<dyn AsyncBufRead + Send + Unpin>;
+
+/// The jobs of an input.
+struct Jobs {
+    form: Form,
+    /// The line at which the last one began.
+    line: u64,
+}
+
+enum Form {
+    Lines(Lines<Input>),
+    Table(Records<Input>),
+}
+
+impl Jobs {
+    /// Opens the input; errors are printed to stderr.
+    async fn open(args: &Args) -> Result<Self, Exit> {
+        let name = args.file.as_deref().map_or("stdin".into(), Path::to_string_lossy);
+        let usage = |error: &dyn std::error::Error| out::fail(Exit::Usage, format_args!("{name}: {error}"));
+        let (format, _) = args.table.format(&args.header);
+        let reader = input::open(args.file.as_deref()).await?;
+        let whole = pipe::recognise(reader, &format).await.map_err(|error| usage(&error))?;
+        let reader: Input = Box::new(whole.map_err(|wrong| usage(&wrong))?);
+        let form = match format {
+            Format::Ndjson => Form::Lines(Lines::new(reader, MAX_LINE)),
+            Format::Csv(_) => {
+                Form::Table(Records::open(reader, &format).await.map_err(|error| usage(&error))?)
+            }
+        };
+        Ok(Self { form, line: 0 })
+    }
+
+    /// The next job, or what is wrong with it, and its line; `None` at the end.
+    async fn next(&mut self, args: &Args) -> io::Result<Option<(u64, Result<Message, String>)>> {
+        match &mut self.form {
+            Form::Lines(lines) => {
+                while let Some(line) = lines.next().await? {
+                    self.line += 1;
+                    let job = match &line {
+                        Line::TooLong => Err(SkipError::TooLong.to_string()),
+                        Line::Whole(text) => match text.trim_ascii_end() {
+                            [] => continue,
+                            text => message(text, args),
+                        },
+                    };
+                    return Ok(Some((self.line, job)));
+                }
+                Ok(None)
+            }
+            Form::Table(records) => {
+                let Some((line, job)) = records.job().await? else { return Ok(None) };
+                self.line = line;
+                Ok(Some((line, job.map_err(|error| error.to_string()))))
+            }
+        }
+    }
+}
+
+/// The job on a line of JSON.
+fn message(line: &[u8], args: &Args) -> Result<Message, String> {
     let line = ndjson::parse(line).map_err(|error| error.to_string())?;
     if let Some(other) = line.downstream.filter(|name| *name != args.downstream) {
         return Err(format!("is for `{other}`; publish it there: paced publish {other}"));
     }
-    let message = with_id(with_lane(line.message, args));
+    Ok(line.message)
+}
+
+/// The job with its id, lane and headers. Jobs that the daemon would refuse are refused here already.
+fn checked(
+    mut message: Message,
+    headers: &[(String, String)],
+    args: &Args,
+    rules: &Rules,
+) -> Result<Message, String> {
+    add_headers(&mut message, headers);
+    message.content.name_json();
+    let message = with_id(with_lane(message, args));
     decode(&message, rules).map_err(|rejection| rejection.to_string())?;
     Ok(message)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use paced::amqp::{self, Amqp};
 use paced::config::{Downstream, Loaded, Settings, Sources};
@@ -213,6 +214,23 @@ fn dispatchers(
         dispatchers.push((name.clone(), dispatcher));
     }
     Ok((dispatchers, Secrets::new(targets)))
+}
+
+/// The dispatcher of one downstream for jobs that are not from the broker and cannot be parked there: by the limits and the
+/// store of all replicas.
+///
+/// # Errors
+/// A part cannot be made of its settings.
+pub(crate) fn single(settings: &Settings, name: &str, downstream: &Downstream) -> Result<Dispatcher, Error> {
+    let (store, _) = parts::store(settings).map_err(|error| Error::setting("store", error))?;
+    let mut downstream = downstream.clone();
+    downstream.hold_max = Duration::MAX;
+    downstream.queue.prefetch = u16::MAX;
+    let clock = parts::clock(settings.precision);
+    let built = shared(name, &downstream, &mut Clients::default(), &mut Handles::default())
+        .and_then(|shared| parts::dispatcher(settings, (name, &downstream), shared, store, clock));
+    let setting = |error| Error::setting(format!("downstreams.{name}"), error);
+    built.map(|(dispatcher, _)| dispatcher).map_err(setting)
 }
 
 /// The TLS of a downstream and its client of OAuth2, which others may have too.

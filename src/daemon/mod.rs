@@ -14,7 +14,7 @@ mod signals;
 mod tokens;
 mod watches;
 
-pub(crate) use build::Daemon;
+pub(crate) use build::{Daemon, single};
 pub(crate) use certificates::Handles;
 pub(crate) use error::Error;
 pub(crate) use parts::{MEMORY, amqp as amqp_options, clock, rules};

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::ndjson::{LineError, PRIORITY, set_request_header};
 use super::nearest::nearest;
+use super::template::{Part, Template, fill};
 use super::{Message, Value, shown};
 
 /// The columns by name; `header:NAME` is one for each header of the request.
@@ -28,6 +29,9 @@ const COST: &str = "cost:";
 /// The prefix of the columns that are headers of the request.
 const REQUEST_HEADER: &str = "header:";
 
+/// What separates columns elsewhere.
+const SEPARATORS: [(char, &str); 3] = [(';', "semicolons"), ('\t', "tabs"), ('|', "vertical bars")];
+
 /// What the cells of a column are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Column {
@@ -42,11 +46,26 @@ enum Column {
     Instant(&'static str),
     /// A header of the request, in lower case.
     Request(String),
+    /// Of any name, for templates.
+    Other,
 }
 
-/// The columns of a table of jobs.
+/// The columns of a table of jobs, and what its rows become besides.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Columns(Vec<(String, Column)>);
+pub struct Columns {
+    columns: Vec<(String, Column)>,
+    template: Resolved,
+}
+
+/// A template whose columns are found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Resolved {
+    path: Option<Vec<Part<usize>>>,
+    /// The names of the columns, if the body is made of the row.
+    body: Option<Vec<String>>,
+    id: Option<usize>,
+    headers: Vec<(String, Vec<Part<usize>>)>,
+}
 
 /// The reason why a row is no row of names of columns.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,6 +73,9 @@ pub enum ColumnError {
     /// There is no row at all.
     #[error("no row of names of columns; begin with one, such as id,path,body")]
     None,
+    /// There is one column, whose name holds what separates columns elsewhere.
+    #[error("its columns are separated by {0}, and commas are read; export it with commas")]
+    Separator(&'static str),
     /// The name is none of a column's.
     #[error("column {number}: unknown name `{name}`; {hint}")]
     Unknown {
@@ -72,30 +94,55 @@ pub enum ColumnError {
         /// The name.
         name: String,
     },
+    /// A template names a column that there is not.
+    #[error("no column `{name}`, which a template names; there are {}; `{{{{` is a brace", names.join(", "))]
+    Missing {
+        /// The name in the template.
+        name: String,
+        /// The names of the columns.
+        names: Vec<String>,
+    },
 }
 
 impl Columns {
-    /// Reads the row of names.
+    /// Reads the row of names. Without a template all must be known.
     ///
     /// # Errors
     /// [`ColumnError`]: the first name that is wrong.
-    pub fn parse<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, ColumnError> {
+    pub fn parse<'a>(
+        names: impl IntoIterator<Item = &'a [u8]>,
+        template: &Template,
+    ) -> Result<Self, ColumnError> {
+        let names: Vec<String> =
+            names.into_iter().map(|name| String::from_utf8_lossy(name.trim_ascii()).into_owned()).collect();
+        if let [name] = &*names
+            && let Some((_, separator)) = SEPARATORS.into_iter().find(|(other, _)| name.contains(*other))
+        {
+            return Err(ColumnError::Separator(separator));
+        }
         let mut columns = Vec::new();
         let mut seen = HashSet::new();
-        for (index, name) in names.into_iter().enumerate() {
+        for (index, text) in names.iter().enumerate() {
             let number = index + 1;
-            let text = String::from_utf8_lossy(name.trim_ascii()).into_owned();
-            let Some(column) = column(&text) else {
-                let name = shown(text.as_bytes(), 60);
-                return Err(ColumnError::Unknown { number, name, hint: hint(&text) });
+            let column = match column(text).filter(|column| !is_replaced(column, template)) {
+                Some(column) => column,
+                None if !template.is_empty() => Column::Other,
+                None => {
+                    let name = shown(text.as_bytes(), 60);
+                    return Err(ColumnError::Unknown { number, name, hint: hint(text) });
+                }
             };
-            let key = text.to_ascii_lowercase();
-            if !seen.insert(key.clone()) {
+            let key = if column == Column::Other { text.clone() } else { text.to_ascii_lowercase() };
+            // A comma at the end of each row makes a column without a name.
+            if !key.is_empty() && !seen.insert(key.clone()) {
                 return Err(ColumnError::Twice { number, name: shown(key.as_bytes(), 60) });
             }
             columns.push((key, column));
         }
-        if columns.is_empty() { Err(ColumnError::None) } else { Ok(Self(columns)) }
+        if columns.is_empty() {
+            return Err(ColumnError::None);
+        }
+        Ok(Self { columns, template: Resolved::of(template, &names)? })
     }
 
     /// The message of a row. An empty cell counts as absent.
@@ -103,17 +150,109 @@ impl Columns {
     /// # Errors
     /// [`LineError`]: the first thing that is wrong.
     pub fn message<'a>(&self, cells: impl ExactSizeIterator<Item = &'a [u8]>) -> Result<Message, LineError> {
-        let (columns, found) = (self.0.len(), cells.len());
+        let (columns, found) = (self.columns.len(), cells.len());
         if found != columns {
             return Err(LineError::Cells { columns, found });
         }
+        let cells: Vec<&[u8]> = cells.collect();
         let mut message = Message::default();
-        for ((key, column), cell) in self.0.iter().zip(cells) {
+        for ((key, column), cell) in self.columns.iter().zip(&cells) {
             if !cell.is_empty() {
-                set(&mut message, key, column, cell)?;
+                set(&mut message, key, column, cell).map_err(|error| self.renaming(error, column))?;
             }
         }
+        self.template.apply(&mut message, &self.columns, &cells)?;
         Ok(message)
+    }
+}
+
+impl Columns {
+    /// The error, which says with a template that the column may have been meant to have any name.
+    fn renaming(&self, error: LineError, column: &Column) -> LineError {
+        let expected = match column {
+            _ if self.template == Resolved::default() => return error,
+            Column::Cost(_) => "a whole number; if it is no cost of a job, rename the column",
+            Column::Priority => {
+                "a whole number from 0 to 255; if it is no priority of a job, rename the column"
+            }
+            _ => return error,
+        };
+        match error {
+            LineError::Type { key, .. } => LineError::Type { key, expected },
+            error => error,
+        }
+    }
+}
+
+impl Resolved {
+    fn of(template: &Template, names: &[String]) -> Result<Self, ColumnError> {
+        let find = |name: &str| {
+            names.iter().position(|other| other == name).ok_or_else(|| ColumnError::Missing {
+                name: shown(name.as_bytes(), 60),
+                names: names.iter().map(|name| shown(name.as_bytes(), 60)).take(50).collect(),
+            })
+        };
+        let headers = template.headers.iter();
+        Ok(Self {
+            path: template.path.as_ref().map(|path| path.resolve(find)).transpose()?,
+            body: template.body_from_row.then(|| names.to_vec()),
+            id: template.id.as_deref().map(find).transpose()?,
+            headers: headers
+                .map(|(name, value)| Ok((name.clone(), value.resolve(find)?)))
+                .collect::<Result<_, ColumnError>>()?,
+        })
+    }
+
+    /// Sets what the template makes of a row.
+    fn apply(
+        &self,
+        message: &mut Message,
+        columns: &[(String, Column)],
+        cells: &[&[u8]],
+    ) -> Result<(), LineError> {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        let named = |index: usize| shown(columns[index].0.as_bytes(), 60);
+        let text = |(index, cell): (usize, &&[u8])| {
+            let wrong = || LineError::Type { key: named(index), expected: "text in UTF-8" };
+            str::from_utf8(cell).map(ToOwned::to_owned).map_err(|_| wrong())
+        };
+        let texts: Vec<String> = cells.iter().enumerate().map(text).collect::<Result<_, _>>()?;
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let empty = |index| LineError::Empty(named(index));
+        if let Some(index) = self.id {
+            let id = texts[index].trim();
+            message.message_id = Some((!id.is_empty()).then(|| id.to_owned()).ok_or_else(|| empty(index))?);
+        }
+        if let Some(path) = &self.path {
+            let path = fill(path, &texts, true).map_err(empty)?;
+            message.headers.push(("paced-path".to_owned(), Value::Text(path.into())));
+        }
+        for (name, value) in &self.headers {
+            // A header without its value is left out.
+            if let Ok(value) = fill(value, &texts, false) {
+                set_request_header(message, name, Value::Text(value.into()));
+            }
+        }
+        if let Some(names) = &self.body {
+            let cells = names.iter().zip(&texts).filter(|(name, _)| !name.is_empty());
+            let row: serde_json::Map<_, _> =
+                cells.map(|(name, cell)| (name.clone(), serde_json::Value::from(*cell))).collect();
+            message.content.body = serde_json::Value::from(row).to_string().into();
+            message.content.content_type.get_or_insert_with(|| "application/json".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Whether a template says what a column of this name would.
+fn is_replaced(column: &Column, template: &Template) -> bool {
+    match column {
+        Column::Id => template.id.is_some(),
+        Column::Body => template.body_from_row,
+        Column::Header(name) => template.path.is_some() && *name == "paced-path",
+        _ => false,
     }
 }
 
@@ -144,14 +283,18 @@ fn hint(name: &str) -> String {
 
 fn set(message: &mut Message, key: &str, column: &Column, cell: &[u8]) -> Result<(), LineError> {
     let wrong = |expected| LineError::Type { key: key.to_owned(), expected };
-    if *column == Column::Body {
-        message.content.body = Bytes::copy_from_slice(cell);
-        return Ok(());
+    match column {
+        Column::Body => {
+            message.content.body = Bytes::copy_from_slice(cell);
+            return Ok(());
+        }
+        Column::Other => return Ok(()),
+        _ => {}
     }
     let text = str::from_utf8(cell).map_err(|_| wrong("text in UTF-8"))?;
     let as_text = || Value::Text(text.to_owned().into());
     match column {
-        Column::Body => {}
+        Column::Body | Column::Other => {}
         Column::Id => message.message_id = Some(text.to_owned()),
         Column::Header(name) => message.headers.push(((*name).to_owned(), as_text())),
         Column::Cost(name) => {
@@ -170,99 +313,4 @@ fn set(message: &mut Message, key: &str, column: &Column, cell: &[u8]) -> Result
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::job::ndjson;
-
-    fn columns(names: &str) -> Result<Columns, ColumnError> {
-        Columns::parse(names.split(',').map(str::as_bytes))
-    }
-
-    fn message(names: &str, cells: &[&[u8]]) -> Result<Message, LineError> {
-        columns(names).expect("columns").message(cells.iter().copied())
-    }
-
-    #[test]
-    fn a_row_is_the_message_of_the_same_line_of_json() {
-        let names = "id, path,method,lane,plan,cost,priority,not_before,deadline,header:X-Any,header:content-type,body";
-        let row: [&[u8]; 12] = [
-            b"a",
-            b"x/1",
-            b"PUT",
-            b"acme",
-            b"free",
-            b"3",
-            b"7",
-            b"1760000000000",
-            b"2030-01-01T00:00:00Z",
-            b"1",
-            b"text/plain",
-            b"hello",
-        ];
-        let json = br#"{"id": "a", "path": "x/1", "method": "PUT", "lane": "acme", "plan": "free", "cost": 3,
-            "priority": 7, "not_before": 1760000000000, "deadline": "2030-01-01T00:00:00Z",
-            "headers": {"X-Any": "1", "content-type": "text/plain"}, "body": "hello"}"#;
-        let sorted = |mut message: Message| {
-            message.headers.sort_by(|one, other| one.0.cmp(&other.0));
-            message
-        };
-        let line = ndjson::parse(json).expect("a job");
-        assert_eq!(message(names, &row).map(sorted), Ok(sorted(line.message)));
-    }
-
-    #[test]
-    fn empty_cells_are_absent_and_a_body_may_be_any_bytes() {
-        assert_eq!(message("id,cost,priority,body", &[b"", b"", b"", b""]), Ok(Message::default()));
-        let message = message("body", &[b"\xff\"\n"]).expect("a job");
-        assert_eq!(&message.content.body[..], b"\xff\"\n");
-    }
-
-    #[test]
-    fn costs_of_single_limits_are_columns() {
-        let message = message("cost:tokens,cost", &[b"1500", b" 2 "]).expect("a job");
-        let header = |name: &str, cost| (name.to_owned(), Value::Integer(cost));
-        assert_eq!(message.headers, [header("paced-cost-tokens", 1500), header("paced-cost", 2)]);
-    }
-
-    #[test]
-    fn wrong_names_are_told_with_the_nearest_one() {
-        for (names, problem) in [
-            ("id,bdy", "column 2: unknown name `bdy`; did you mean `body`?"),
-            ("ID", "column 1: unknown name `ID`; did you mean `id`?"),
-            ("notbefore", "column 1: unknown name `notbefore`; did you mean `not_before`?"),
-            ("id,header:", "column 2: unknown name `header:`; name the header, such as header:x-request-id"),
-            (
-                "customer",
-                "column 1: unknown name `customer`; known are id, body, lane, plan, method, path, cost, priority, \
-                 not_before, deadline, cost:LIMIT and header:NAME",
-            ),
-            ("id,id", "column 2: `id` is given twice; keep one"),
-            ("header:a,header:A", "column 2: `header:a` is given twice; keep one"),
-        ] {
-            assert_eq!(columns(names).map_err(|error| error.to_string()), Err(problem.to_owned()), "{names}");
-        }
-        assert_eq!(Columns::parse([]), Err(ColumnError::None));
-    }
-
-    #[test]
-    fn wrong_cells_are_told() {
-        for (names, cells, problem) in [
-            ("cost", &[&b"1.5"[..]][..], "`cost` must be a whole number"),
-            ("priority", &[b"high"], "`priority` must be a whole number from 0 to 255"),
-            ("path", &[b"\xff"], "`path` must be text in UTF-8"),
-            (
-                "id,path",
-                &[b"a"],
-                "1 cell where there are 2 columns; write as many, and quote cells with commas",
-            ),
-            (
-                "id",
-                &[b"a", b"b"],
-                "2 cells where there is 1 column; write as many, and quote cells with commas",
-            ),
-        ] {
-            let error = message(names, cells).map_err(|error| error.to_string());
-            assert_eq!(error, Err(problem.to_owned()), "{names}");
-        }
-    }
-}
+mod tests;

@@ -288,6 +288,14 @@ impl CostRule {
     }
 }
 
+/// The cost that a message gives, or 1 where it gives none that is a cost.
+#[must_use]
+pub fn cost_of(message: &Message) -> u32 {
+    let header = message.headers.iter().find(|(name, _)| name == "paced-cost");
+    let given = header.and_then(|(name, value)| cost(name, value).ok());
+    given.map_or(1, |cost| u32::try_from(cost).unwrap_or(u32::MAX))
+}
+
 /// The cost, which is given by `what`, if the limits of the job can hold it; `key` is what sets a higher one.
 pub(super) fn fitting(what: &str, cost: i128, most: &MaxCost, key: &str) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {

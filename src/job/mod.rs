@@ -16,10 +16,11 @@ pub mod ndjson;
 mod nearest;
 mod path;
 mod reply;
+pub mod template;
 mod value;
 
 pub use cost::{Cost, CostBound, CostRule, CostSource, MaxCost};
-pub use decode::{KNOWN as PRODUCER_HEADERS, METHODS, STRIPPED as OWN_HEADERS, decode};
+pub use decode::{KNOWN as PRODUCER_HEADERS, METHODS, STRIPPED as OWN_HEADERS, cost_of, decode};
 pub use header::NEVER as FORBIDDEN_HEADERS;
 #[cfg(any(feature = "config", feature = "http"))]
 pub(crate) use header::is_never_a_jobs;
@@ -63,6 +64,17 @@ pub struct Content {
     pub content_type: Option<String>,
     /// Encoding of the body: of a message whatever it names, of a job its content codings.
     pub content_encoding: Option<String>,
+}
+
+impl Content {
+    /// Says that the body is `application/json`, if it is a JSON object or array and nothing says what it is.
+    pub fn name_json(&mut self) {
+        let begins = matches!(self.body.trim_ascii_start().first(), Some(b'{' | b'['));
+        if begins && self.content_type.is_none() && self.content_encoding.is_none() {
+            let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&self.body).is_ok();
+            self.content_type = is_json.then(|| "application/json".to_owned());
+        }
+    }
 }
 
 impl From<Bytes> for Content {

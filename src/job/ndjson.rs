@@ -75,6 +75,9 @@ pub enum LineError {
         /// The expected value.
         expected: &'static str,
     },
+    /// A cell that a template needs is empty.
+    #[error("`{0}` is empty, and the template needs it")]
+    Empty(String),
     /// A row of a table has another number of cells than there are columns.
     #[error("{}; write as many, and quote cells with commas", cells(*.columns, *.found))]
     Cells {
@@ -183,8 +186,18 @@ fn request_headers(message: &mut Message, raw: &RawValue) -> Result<(), LineErro
     Ok(())
 }
 
+/// Sets headers of the request, by their names in lower case, instead of those that it has of the same names.
+pub fn replace_request_headers(message: &mut Message, headers: &[(String, String)]) {
+    for (name, value) in headers {
+        let is_same =
+            |other: &str| other.strip_prefix("http-").is_some_and(|other| other.eq_ignore_ascii_case(name));
+        message.headers.retain(|(other, _)| !is_same(other));
+        set_request_header(message, name, Value::Text(value.clone().into()));
+    }
+}
+
 /// Sets a header of the request, whose name is in lower case.
-pub(super) fn set_request_header(message: &mut Message, name: &str, value: Value) {
+pub fn set_request_header(message: &mut Message, name: &str, value: Value) {
     match (name, &value) {
         ("content-type" | "content-encoding", Value::Text(text)) => {
             let text = String::from_utf8_lossy(text).into_owned();

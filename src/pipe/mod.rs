@@ -5,8 +5,12 @@
 //! reader ─▶ Records ─▶ InputSource ─▶ dispatcher ─▶ ticket ─▶ OutcomeWriter ─▶ writer
 //! ```
 
+mod history;
+mod later;
 mod lines;
 mod outcome;
+mod progress;
+mod recognise;
 mod records;
 mod resume;
 mod source;
@@ -19,17 +23,23 @@ use std::sync::Arc;
 use tokio::io::{AsyncBufRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-use crate::job::Reason;
 use crate::job::ndjson::LineError;
+use crate::job::{Reason, Rules};
 
+pub use history::Releases;
 pub use lines::{Line, Lines};
-pub use outcome::{OutcomeWriter, Progress, Totals};
+pub use outcome::OutcomeWriter;
+pub use progress::{Progress, Totals};
+pub use recognise::{Unreadable, Whole, recognise};
 pub use records::{Format, OpenError, Records};
 pub use resume::{Mismatch, Outcomes, ResumeError, Resumed, resume, survey};
 pub use source::InputSource;
 
 /// The most jobs that were read and whose outcomes were not written yet.
 pub const WINDOW: usize = 1000;
+
+/// The most bytes of bodies of these jobs; one job more may be read beyond it.
+pub const WINDOW_BYTES: usize = 64 * 1024 * 1024;
 
 /// The longest line, in bytes; a longer one is skipped.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
@@ -61,6 +71,16 @@ pub enum Notice {
     #[error("the input breaks off after line {line}: {error}")]
     Unreadable {
         /// The last line that was read whole.
+        line: u64,
+        /// The error of the system.
+        error: io::Error,
+    },
+    /// A job that waited for its time cannot be read back.
+    #[error(
+        "line {line}: the job cannot be read back from the temporary file of jobs for later: {error}; --resume sends it"
+    )]
+    Lost {
+        /// Its line's number, from 1.
         line: u64,
         /// The error of the system.
         error: io::Error,
@@ -107,6 +127,10 @@ impl fmt::Debug for Notify {
 pub struct PipeOptions {
     /// Whether outcomes have the body of the answer.
     pub with_body: bool,
+    /// Headers of every request, by their names in lower case, instead of those that a job has of the same names.
+    pub headers: Vec<(String, String)>,
+    /// The rules of the dispatcher: a job for later that they refuse is not kept for its time.
+    pub rules: Option<Rules>,
     /// The outcomes of earlier runs over the same input: what they delivered is skipped.
     pub outcomes: Outcomes,
 }

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -12,6 +10,7 @@ use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use super::progress::{Kind, Progress, Totals};
 use crate::dispatch::Report;
 use crate::job::Reason;
 use crate::sink::MAX_ANSWER;
@@ -29,13 +28,22 @@ const BATCH_BYTES: usize = 1 << 20;
 pub(super) struct Record {
     pub(super) line: u64,
     pub(super) id: String,
+    pub(super) cost: u32,
     /// The reason of a failure; `None` if the job was delivered.
     pub(super) reason: Option<Reason>,
     pub(super) report: Report,
     /// The body of the answer.
     pub(super) body: AnswerBody,
     #[expect(dead_code, reason = "held, then dropped")]
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) place: Place,
+}
+
+/// A job's place in the window, and the bytes of its body there.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held, then dropped")]
+pub(super) struct Place {
+    pub(super) job: OwnedSemaphorePermit,
+    pub(super) bytes: OwnedSemaphorePermit,
 }
 
 /// The body of an answer, as an outcome has it.
@@ -60,8 +68,16 @@ struct Out<'a> {
     status: Option<u16>,
     attempts: u32,
     released_at: Option<String>,
+    /// The units that the job took of the limits, if they were not one.
+    #[serde(skip_serializing_if = "is_one")]
+    cost: u32,
     #[serde(flatten)]
     body: Body<'a>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_one(number: &u32) -> bool {
+    *number == 1
 }
 
 /// The keys of the body, of which there are none if bodies are not written.
@@ -122,6 +138,7 @@ impl Record {
             status: self.report.status,
             attempts: self.report.attempts,
             released_at: self.report.released_at.and_then(rfc3339),
+            cost: self.cost,
             body: self.body.keys(),
         };
         // The id and the body are foreign text, so they are escaped.
@@ -129,15 +146,6 @@ impl Record {
         out.push(b'\n');
         Ok(())
     }
-}
-
-/// The values of `outcome`.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Kind {
-    Delivered,
-    Dead,
-    Rejected,
 }
 
 /// Formats an instant in UTC with six digits of microseconds, so that texts sort as instants do.
@@ -190,152 +198,6 @@ impl<W: AsyncWrite + Unpin + Send> OutcomeWriter<W> {
         }
         self.writer.shutdown().await?;
         Ok(self.progress.totals())
-    }
-}
-
-/// Counts that grow while jobs end.
-#[derive(Clone, Debug, Default)]
-pub struct Progress(Arc<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    delivered: AtomicU64,
-    dead: AtomicU64,
-    rejected: AtomicU64,
-    skipped: AtomicU64,
-    returned: AtomicU64,
-    resumed: AtomicU64,
-    /// Jobs that the source has handed out.
-    handed_out: AtomicU64,
-    /// Outcomes that are written.
-    written: AtomicU64,
-    input: Input,
-}
-
-/// The state of the input.
-#[derive(Debug, Default)]
-struct Input {
-    unreadable: AtomicBool,
-    mismatched: AtomicBool,
-    /// Whether it was read to its end.
-    ended: AtomicBool,
-}
-
-impl Progress {
-    /// The counts now.
-    pub fn totals(&self) -> Totals {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Totals {
-            delivered: read(&self.0.delivered),
-            dead: read(&self.0.dead),
-            rejected: read(&self.0.rejected),
-            skipped: read(&self.0.skipped),
-            returned: read(&self.0.returned),
-            resumed: read(&self.0.resumed),
-            unreadable: self.0.input.unreadable.load(Ordering::Relaxed),
-            mismatched: self.0.input.mismatched.load(Ordering::Relaxed),
-        }
-    }
-
-    /// Jobs that were read, and neither have an outcome nor were given up.
-    pub fn open(&self) -> u64 {
-        let totals = self.totals();
-        let ended = totals.settled() + totals.returned;
-        self.0.handed_out.load(Ordering::Relaxed).saturating_sub(ended)
-    }
-
-    /// The number of entries of the input, once it was read to its end.
-    pub fn entries(&self) -> Option<u64> {
-        let totals = self.totals();
-        let read = self.0.handed_out.load(Ordering::Relaxed) + totals.resumed + totals.skipped;
-        self.0.input.ended.load(Ordering::Relaxed).then_some(read)
-    }
-
-    /// Whether the outcome of every job that has one is written.
-    pub fn is_written(&self) -> bool {
-        self.0.written.load(Ordering::Relaxed) >= self.totals().settled()
-    }
-
-    pub(super) fn settled(&self, kind: Kind) {
-        let count = match kind {
-            Kind::Delivered => &self.0.delivered,
-            Kind::Dead => &self.0.dead,
-            Kind::Rejected => &self.0.rejected,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn skipped(&self) {
-        self.0.skipped.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn returned(&self) {
-        self.0.returned.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn resumed(&self) {
-        self.0.resumed.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn handed_out(&self) {
-        self.0.handed_out.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn written(&self, outcomes: usize) {
-        self.0.written.fetch_add(outcomes as u64, Ordering::Relaxed);
-    }
-
-    pub(super) fn ended(&self) {
-        self.0.input.ended.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn mismatched(&self) {
-        self.0.input.mismatched.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn unreadable(&self) {
-        self.0.input.unreadable.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The counts of the outcomes of all lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Jobs that were delivered.
-    pub delivered: u64,
-    /// Jobs whose failure is final.
-    pub dead: u64,
-    /// Jobs that were refused, either before any release or by limits that police.
-    pub rejected: u64,
-    /// Lines that are no job.
-    pub skipped: u64,
-    /// Jobs that were read and then given up, because the pipe was stopped: some of them may have
-    /// been sent.
-    pub returned: u64,
-    /// Jobs that an earlier run delivered.
-    pub resumed: u64,
-    /// Whether the input broke off.
-    pub unreadable: bool,
-    /// Whether the input is not that of the outcomes to go on from.
-    pub mismatched: bool,
-}
-
-impl Totals {
-    /// Jobs that have an outcome.
-    pub const fn settled(&self) -> u64 {
-        self.delivered + self.dead + self.rejected
-    }
-
-    /// Lines that are done with: they have an outcome, in this run or of a delivery before it, or are no job.
-    pub const fn done(&self) -> u64 {
-        self.settled() + self.resumed + self.skipped
-    }
-
-    /// Whether every line was a job and every job was delivered.
-    pub const fn is_clean(&self) -> bool {
-        let Self { delivered: _, dead, rejected, skipped, returned, resumed: _, unreadable, mismatched } =
-            *self;
-        dead == 0 && rejected == 0 && skipped == 0 && returned == 0 && !unreadable && !mismatched
     }
 }
 

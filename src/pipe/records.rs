@@ -8,16 +8,17 @@ use super::lines::{Line, Lines};
 use super::table::{Row, Rows};
 use super::{MAX_LINE, SkipError};
 use crate::job::csv::{ColumnError, Columns};
+use crate::job::template::Template;
 use crate::job::{Message, ndjson};
 
 /// The form of an input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// One JSON object per line.
     #[default]
     Ndjson,
-    /// A row of names of columns, and one row per job.
-    Csv,
+    /// A row of names of columns, and one row per job. Without a template all columns have known names.
+    Csv(Template),
 }
 
 /// An entry of an input.
@@ -47,8 +48,32 @@ pub struct Records<R>(Inner<R>);
 enum Inner<R> {
     /// The lines, and the number of the last one that was read.
     Lines(Lines<R>, u64),
-    /// The rows, their columns, and the line at which the last one began.
-    Table(Box<Rows<R>>, Columns, u64),
+    Table(Box<Table<R>>),
+}
+
+/// A table in CSV.
+#[derive(Debug)]
+struct Table<R> {
+    rows: Rows<R>,
+    columns: Columns,
+    /// The line at which the last row began.
+    line: u64,
+    /// The rows without any text.
+    blank: u64,
+}
+
+impl<R: AsyncBufRead + Unpin> Table<R> {
+    /// The next row that has text, and its line; spreadsheets leave rows of bare commas.
+    async fn next(&mut self) -> io::Result<Option<Row>> {
+        while let Some((line, row)) = self.rows.next().await? {
+            self.line = line;
+            if row == Row::TooLong || self.rows.cells().any(|cell| !cell.trim_ascii().is_empty()) {
+                return Ok(Some(row));
+            }
+            self.blank += 1;
+        }
+        Ok(None)
+    }
 }
 
 impl<R: AsyncBufRead + Unpin> Records<R> {
@@ -56,26 +81,46 @@ impl<R: AsyncBufRead + Unpin> Records<R> {
     ///
     /// # Errors
     /// [`OpenError`]
-    pub async fn open(reader: R, format: Format) -> Result<Self, OpenError> {
-        if format == Format::Ndjson {
+    pub async fn open(reader: R, format: &Format) -> Result<Self, OpenError> {
+        let Format::Csv(template) = format else {
             return Ok(Self(Inner::Lines(Lines::new(reader, MAX_LINE), 0)));
-        }
-        let mut rows = Box::new(Rows::new(reader, MAX_LINE));
+        };
+        let mut rows = Rows::new(reader, MAX_LINE);
         let columns = match rows.next().await? {
-            Some((_, Row::Whole)) => Columns::parse(rows.names())?,
+            Some((_, Row::Whole)) => Columns::parse(rows.names(), template)?,
             _ => Err(ColumnError::None)?,
         };
-        Ok(Self(Inner::Table(rows, columns, 1)))
+        Ok(Self(Inner::Table(Box::new(Table { rows, columns, line: 1, blank: 0 }))))
     }
 
     /// The line at which the last entry began.
     pub(super) const fn line(&self) -> u64 {
-        match self.0 {
-            Inner::Lines(_, line) | Inner::Table(_, _, line) => line,
+        match &self.0 {
+            Inner::Lines(_, line) => *line,
+            Inner::Table(table) => table.line,
         }
     }
 
-    /// The next entry; `None` at the end. Blank lines are none.
+    /// The rows without any text that were passed over.
+    pub(super) const fn blank(&self) -> u64 {
+        match &self.0 {
+            Inner::Lines(..) => 0,
+            Inner::Table(table) => table.blank,
+        }
+    }
+
+    /// The next job and the line at which it begins, or what is wrong there; `None` at the end. Blank lines and rows are no
+    /// jobs.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// An error of the reader.
+    pub async fn job(&mut self) -> io::Result<Option<(u64, Result<Message, SkipError>)>> {
+        Ok(self.next().await?.map(|Entry { line, job }| (line, job)))
+    }
+
+    /// The next entry; `None` at the end. Blank lines and rows are none.
     ///
     /// Cancel safe.
     ///
@@ -97,14 +142,13 @@ impl<R: AsyncBufRead + Unpin> Records<R> {
                 }
                 Ok(None)
             }
-            Inner::Table(rows, columns, number) => {
-                let Some((line, row)) = rows.next().await? else { return Ok(None) };
-                *number = line;
+            Inner::Table(table) => {
+                let Some(row) = table.next().await? else { return Ok(None) };
                 let job = match row {
                     Row::TooLong => Err(SkipError::TooLong),
-                    Row::Whole => columns.message(rows.cells()).map_err(SkipError::Line),
+                    Row::Whole => table.columns.message(table.rows.cells()).map_err(SkipError::Line),
                 };
-                Ok(Some(Entry { line, job }))
+                Ok(Some(Entry { line: table.line, job }))
             }
         }
     }
@@ -122,8 +166,8 @@ impl<R: AsyncBufRead + Unpin> Records<R> {
                     count += u64::from(!blank);
                 }
             }
-            Inner::Table(rows, ..) => {
-                while rows.next().await?.is_some() {
+            Inner::Table(table) => {
+                while table.next().await?.is_some() {
                     count += 1;
                 }
             }

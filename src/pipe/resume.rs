@@ -10,8 +10,10 @@ use tokio::io::AsyncBufRead;
 use uuid::Uuid;
 
 use super::MAX_LINE;
+use super::history::Releases;
 use super::records::Records;
 use crate::job::shown;
+use crate::time::Micros;
 
 /// How every outcome begins.
 const BEGINNING: &[u8] = b"{\"line\":";
@@ -28,6 +30,7 @@ struct Earlier {
 pub struct Outcomes {
     earlier: BTreeMap<u64, Earlier>,
     delivered: u64,
+    releases: Releases,
 }
 
 /// What to do with an entry of the input.
@@ -106,17 +109,33 @@ struct Recorded {
     line: u64,
     id: String,
     outcome: String,
+    #[serde(default)]
+    released_at: Option<String>,
+    #[serde(default = "one")]
+    cost: u32,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 impl Outcomes {
     /// Adds an outcome; false if an earlier one names another job for its line.
     fn add(&mut self, recorded: Recorded) -> bool {
-        let Recorded { line, id, outcome } = recorded;
+        let Recorded { line, id, outcome, released_at, cost } = recorded;
+        if let Some(slot) = released_at.and_then(|text| text.parse::<jiff::Timestamp>().ok()) {
+            self.releases.add(Micros(slot.as_microsecond()), cost);
+        }
         let delivered = outcome == "delivered";
         let entry = self.earlier.entry(line).or_insert_with(|| Earlier { id: id.clone(), delivered: false });
         self.delivered += u64::from(delivered && !entry.delivered);
         entry.delivered |= delivered;
         entry.id == id
+    }
+
+    /// Takes the releases of the earlier runs out.
+    pub fn take_releases(&mut self) -> Releases {
+        std::mem::take(&mut self.releases)
     }
 
     /// What to do with the job at this line, which has this id in the input. Each line is asked for once.
@@ -236,7 +255,7 @@ pub async fn survey<R: AsyncBufRead + Unpin>(
     mut records: Records<R>,
     outcomes: &Outcomes,
 ) -> io::Result<Result<u64, Mismatch>> {
-    let mut left = Outcomes { earlier: outcomes.earlier.clone(), delivered: 0 };
+    let mut left = Outcomes { earlier: outcomes.earlier.clone(), ..Outcomes::default() };
     let mut count = 0;
     while let Some(entry) = records.next().await? {
         count += 1;
@@ -362,7 +381,7 @@ mod tests {
                 Err("line 9 of the input is no job, and there is an outcome of job i for it;"),
             ),
         ] {
-            let records = Records::open(input.as_bytes(), Format::Ndjson).await.expect("readable");
+            let records = Records::open(input.as_bytes(), &Format::Ndjson).await.expect("readable");
             let found = survey(records, &outcomes(&text)).await.expect("readable");
             match (found, expected) {
                 (Ok(count), Ok(expected)) => assert_eq!(count, expected),

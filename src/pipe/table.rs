@@ -25,11 +25,28 @@ pub(super) struct Rows<R> {
     reader: R,
     parser: Reader,
     longest: usize,
-    /// The number of the line that is read, from 1.
-    line: u64,
+    line: LineNumber,
     /// The line at which the row begins; `None` between two rows.
     start: Option<u64>,
     row: RowBuffer,
+}
+
+/// The number of the line that is read, from 1. Lines end with LF, CR LF, or CR alone.
+#[derive(Debug)]
+struct LineNumber {
+    line: u64,
+    /// Whether the last byte was a CR, which an LF may follow.
+    is_behind_return: bool,
+}
+
+impl LineNumber {
+    fn pass(&mut self, text: &[u8]) {
+        for byte in text {
+            let ends = *byte == b'\r' || (*byte == b'\n' && !self.is_behind_return);
+            self.line += u64::from(ends);
+            self.is_behind_return = *byte == b'\r';
+        }
+    }
 }
 
 /// The cells of the row that is read.
@@ -52,7 +69,7 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
             reader,
             parser: Reader::new(),
             longest,
-            line: 1,
+            line: LineNumber { line: 1, is_behind_return: false },
             start: None,
             row: RowBuffer { text: vec![0; 1024], used: 0, ends: vec![0; 16], cells: 0, too_long: false },
         }
@@ -72,20 +89,20 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
             if self.start.is_none() {
                 let blank = available.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
                 if blank > 0 {
-                    self.line += feeds(&available[..blank]);
+                    self.line.pass(&available[..blank]);
                     self.reader.consume(blank);
                     continue;
                 }
                 (row.used, row.cells, row.too_long) = (0, 0, false);
             }
-            let start = *self.start.get_or_insert(self.line);
+            let start = *self.start.get_or_insert(self.line.line);
             if row.too_long {
                 // The parser goes on to the end of the row.
                 (row.used, row.cells) = (0, 0);
             }
             let room = (&mut row.text[row.used..], &mut row.ends[row.cells..]);
             let (result, read, written, ended) = self.parser.read_record(available, room.0, room.1);
-            self.line += feeds(&available[..read]);
+            self.line.pass(&available[..read]);
             self.reader.consume(read);
             row.used += written;
             row.cells += ended;
@@ -129,10 +146,6 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
     }
 }
 
-fn feeds(text: &[u8]) -> u64 {
-    text.iter().filter(|byte| **byte == b'\n').count() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::io::BufReader;
@@ -165,6 +178,7 @@ mod tests {
                 ("a\r\n\r\n\nb\r\n", vec![row(1, &["a"]), row(4, &["b"])]),
                 ("\"x, \"\"y\"\"\nz\",1\n2,3", vec![row(1, &["x, \"y\"\nz", "1"]), row(3, &["2", "3"])]),
                 ("\"\"\n", vec![row(1, &[""])]),
+                ("a\rb\r\rc\r\nd", vec![row(1, &["a"]), row(2, &["b"]), row(4, &["c"]), row(5, &["d"])]),
             ] {
                 assert_eq!(read(text.as_bytes(), buffer, 4096).await, rows, "{text:?} by {buffer}");
             }

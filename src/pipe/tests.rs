@@ -11,9 +11,13 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::dispatch::{DeadLetter, Delivery, Report, Source as _};
+use crate::job::template::Template;
 use crate::job::{CostBound, METHODS, MaxCost, ReplyRules, Rules, decode};
 use crate::sink::{Receipt, Response};
-use crate::time::Micros;
+use crate::time::{Micros, wall_now};
+
+mod fuzz;
+mod later;
 
 const PATIENT: Duration = Duration::from_secs(60);
 
@@ -37,8 +41,22 @@ where
     R: AsyncBufRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send,
 {
-    let records = Records::open(reader, Format::Ndjson).await.expect("nothing is read yet");
-    open(records, writer, PipeOptions::default(), notify)
+    let records = Records::open(reader, &Format::Ndjson).await.expect("nothing is read yet");
+    open(records, writer, PipeOptions { rules: Some(rules()), ..PipeOptions::default() }, notify)
+}
+
+fn rules() -> Rules {
+    Rules {
+        max_body: MAX_LINE,
+        allow_headers: Vec::new(),
+        methods: METHODS.map(str::to_owned).to_vec(),
+        encoded_slash: false,
+        max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
+        costs: Vec::new(),
+        plans: Vec::new(),
+        default_plan: None,
+        reply: ReplyRules::default(),
+    }
 }
 
 fn report(attempts: u32, status: Option<u16>) -> Report {
@@ -152,20 +170,9 @@ async fn a_line_that_is_too_long_is_skipped() {
 async fn an_absent_id_is_the_same_in_line_and_request() {
     let mut out = Vec::new();
     let (mut source, writer) = open_lines(&b"{}\n{}\n"[..], &mut out, Notices::default().notify()).await;
-    let rules = Rules {
-        max_body: 0,
-        allow_headers: Vec::new(),
-        methods: METHODS.map(str::to_owned).to_vec(),
-        encoded_slash: false,
-        max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
-        costs: Vec::new(),
-        plans: Vec::new(),
-        default_plan: None,
-        reply: ReplyRules::default(),
-    };
     let mut ids = Vec::new();
     while let Some(delivery) = source.next().await {
-        ids.push(decode(&delivery.message, &rules).expect("a job").id);
+        ids.push(decode(&delivery.message, &rules()).expect("a job").id);
         ack(delivery);
     }
     drop(source);
@@ -218,6 +225,60 @@ async fn the_window_holds_until_outcomes_are_written() {
     assert_eq!(text.lines().count(), 1);
     let totals = running.await.expect("no panic").expect("written");
     assert_eq!(totals, Totals { delivered: 1, returned: WINDOW as u64 + 1, ..Totals::default() });
+}
+
+#[tokio::test]
+async fn rows_of_bare_commas_are_counted_and_are_no_jobs() {
+    let input = "id,body\na,x\n,\n , \n,,,\n\"\",\"\"\nb,\n";
+    let records = Records::open(input.as_bytes(), &Format::Csv(Template::default())).await.expect("a table");
+    assert_eq!(records.count().await.expect("readable"), 2);
+    let records = Records::open(input.as_bytes(), &Format::Csv(Template::default())).await.expect("a table");
+    let notices = Notices::default();
+    let (mut source, writer) = open(records, tokio::io::sink(), PipeOptions::default(), notices.notify());
+    while let Some(delivery) = source.next().await {
+        ack(delivery);
+    }
+    drop(source);
+    let totals = writer.run().await.expect("written");
+    assert_eq!(totals, Totals { delivered: 2, blank: 4, ..Totals::default() });
+    assert!(totals.is_clean() && notices.all().is_empty());
+}
+
+#[tokio::test]
+async fn bodies_that_are_json_say_so() {
+    let input = concat!(
+        "{\"body\": \"{\\\"a\\\": 1}\"}\n",
+        "{\"body\": \"[1, 2]\", \"headers\": {\"content-type\": \"text/plain\"}}\n",
+        "{\"body\": \"{no\"}\n",
+        "{\"body\": \"7\"}\n",
+    );
+    let (mut source, _writer) =
+        open_lines(input.as_bytes(), tokio::io::sink(), Notices::default().notify()).await;
+    let mut types = Vec::new();
+    while let Some(delivery) = source.next().await {
+        types.push(delivery.message.content.content_type.unwrap_or_default());
+    }
+    assert_eq!(types, ["application/json", "text/plain", "", ""]);
+}
+
+/// Of long bodies fewer are read ahead, and one that is settled and written lets the next one in.
+#[tokio::test]
+async fn the_window_bounds_the_bytes_of_bodies() {
+    let input = format!("{{\"body\": \"{}\"}}\n", "x".repeat(MAX_LINE - 100)).repeat(9);
+    let (mut source, writer) =
+        open_lines(io::Cursor::new(input), tokio::io::sink(), Notices::default().notify()).await;
+    let running = tokio::spawn(writer.run());
+    let mut jobs = Vec::new();
+    for _ in 0..4 {
+        jobs.push(source.next().await.expect("a job"));
+    }
+    assert!(poll(pin!(source.next())).is_pending(), "64 MiB are read");
+    ack(jobs.pop().expect("a job"));
+    jobs.push(timeout(PATIENT, source.next()).await.expect("room").expect("a job"));
+    assert!(poll(pin!(source.next())).is_pending(), "full again");
+    drop((jobs, source));
+    let totals = running.await.expect("no panic").expect("written");
+    assert_eq!((totals.delivered, totals.returned), (1, 4));
 }
 
 async fn half_open() -> (DuplexStream, InputSource<BufReader<DuplexStream>>, OutcomeWriter<tokio::io::Sink>) {

@@ -186,6 +186,33 @@ async fn interrupted_twice_and_resumed_twice_every_line_is_delivered_once() {
     assert!(text.is_empty(), "the outcomes go to the file: {text}");
 }
 
+/// What is left makes the exit code 1, and not 75, whether it was read or not: nothing was cut off.
+#[tokio::test]
+async fn a_stop_with_jobs_left_says_so() {
+    let body = "x".repeat(15 * 1024 * 1024);
+    let lines: String = (0..6).map(|n| format!("{{\"id\": \"{n}\", \"body\": \"{body}\"}}\n")).collect();
+    let (api, files) = (Api::start(), Files::of(&lines));
+    let gate = answers(&api, 0);
+    let mut pipe = files.start(&[], &api, "1000/s", &[]).await;
+    // The fifth body has no room beside these.
+    gate.wait_for(4, LONG).await;
+    pipe.stop(Signal::INT).await;
+    gate.open();
+    let (code, stderr) = pipe.end().await;
+    assert_eq!((code, api.count()), (Some(1), 4), "{stderr}");
+    assert_eq!((figures(&stderr)["delivered"], figures(&stderr)["left"]), (4, 2), "{stderr}");
+
+    let at = jiff::Timestamp::now().as_second() + 3600;
+    let later = format!("{{\"id\": \"later\", \"not_before\": {at}}}\n");
+    let (api, files) = (Api::start(), Files::of(&format!("{later}{{\"id\": \"now\"}}\n{later}")));
+    let mut pipe = files.start(&[], &api, "1000/s", &[]).await;
+    eventually("one is delivered", LONG, || files.outcomes().len() == 1).await;
+    pipe.stop(Signal::INT).await;
+    let (code, stderr) = pipe.end().await;
+    assert_eq!((code, api.count()), (Some(1), 1), "{stderr}");
+    assert_eq!((figures(&stderr)["delivered"], figures(&stderr)["left"]), (1, 2), "{stderr}");
+}
+
 #[tokio::test]
 async fn after_a_kill_only_what_was_in_flight_is_repeated() {
     let (api, files) = (Api::start(), Files::of_jobs(600));
@@ -293,6 +320,26 @@ async fn an_input_that_is_not_that_of_the_outcomes_is_refused() {
     assert_eq!(swapped.code, 2, "{}", swapped.stderr);
     assert!(swapped.stderr.contains("line 1 is no outcome of a pipe"), "{}", swapped.stderr);
     assert_eq!((api.count(), files.text("out.ndjson")), (3, before));
+}
+
+#[tokio::test]
+async fn a_run_that_goes_on_keeps_the_pace() {
+    let (api, files) = (Api::start(), Files::of_jobs(1));
+    let (out, jobs) = (files.path("out.ndjson"), files.path("jobs.ndjson"));
+    let run = async || {
+        let (url, out) = (api.url(), out.to_str().unwrap());
+        let args = ["pipe", "--rate", "1/h", "--on-limit", "reject", "--to", &url, "--resume", out];
+        run_cli(&[&args[..], &[jobs.to_str().unwrap()]].concat(), b"").await
+    };
+    assert_eq!(run().await.code, 0);
+    let text = files.text("jobs.ndjson") + "{\"id\": \"job-1\"}\n";
+    std::fs::write(&jobs, text).unwrap();
+    for _ in 0..3 {
+        let refused = run().await;
+        assert_eq!(refused.code, 1, "{}", refused.stderr);
+        assert!(refused.stderr.contains("the limit `rate` is used up"), "{}", refused.stderr);
+    }
+    assert_eq!(api.count(), 1, "one request in an hour, over all runs");
 }
 
 #[tokio::test]

@@ -65,6 +65,49 @@ async fn pipe_reads_stdin_and_sends_below_a_url_without_a_slash() {
 }
 
 #[tokio::test]
+async fn publish_takes_csv_and_templates() {
+    let site = Site {
+        http: "allow_headers = ['x-tenant']".to_owned(),
+        ..Site::shared("csv", "rate = '500/s'").await
+    };
+    let replica = site.replica().await;
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("jobs.csv");
+    std::fs::write(&file, "customer_id,tenant,No\n17,acme,a\n,,\n18,,b\n,acme,c\n").unwrap();
+    let path = file.to_str().unwrap();
+    let template =
+        ["--csv", "--path", "customers/{customer_id}", "--id", "No", "--header", "x-tenant:{tenant}"];
+    let args = [&["-o", "json", "publish", "billing", path][..], &template, &["--body-from-row"]].concat();
+    let output = site.cli(&args).await;
+    assert_eq!(output.code, 1, "{}", output.stderr);
+    assert!(output.stderr.contains("line 5: `customer_id` is empty"), "{}", output.stderr);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((&report["published"], &report["bad_lines"]), (&2.into(), &1.into()));
+    site.api.wait_for(2, LONG).await;
+    let mut arrivals = site.api.arrivals();
+    arrivals.sort_by(|one, other| one.id().cmp(other.id()));
+    assert_eq!((arrivals[0].path.as_str(), arrivals[0].header("x-tenant")), ("/customers/17", Some("acme")));
+    assert_eq!((arrivals[1].path.as_str(), arrivals[1].header("x-tenant")), ("/customers/18", None));
+    assert_eq!(arrivals[1].header("content-type"), Some("application/json"));
+    let one = ["publish", "billing", "--header", "x-tenant:acme", "--body", "{}"];
+    let output = site.cli(&one).await;
+    assert_eq!(output.code, 0, "{}", output.stderr);
+    site.api.wait_for(3, LONG).await;
+    let arrivals = site.api.arrivals();
+    assert_eq!(arrivals[2].header("x-tenant"), Some("acme"));
+    assert_eq!(arrivals[2].header("content-type"), Some("application/json"));
+    for more in [&["--csv"][..], &["--header", "cookie:a"]] {
+        let refused = site.cli(&[&one[..], more].concat()).await;
+        assert_eq!(refused.code, 2, "{}", refused.stderr);
+    }
+    std::fs::write(&file, "id,path\na,b\n").unwrap();
+    let table = site.cli(&["publish", "billing", path]).await;
+    assert_eq!(table.code, 2, "{}", table.stderr);
+    assert!(table.stderr.contains("add --csv"), "{}", table.stderr);
+    replica.stop().await;
+}
+
+#[tokio::test]
 async fn wrong_usage_exits_with_2() {
     for args in [
         &["pipe", "--rate", "fast", "--to", "http://127.0.0.1:1/"][..],

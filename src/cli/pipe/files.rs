@@ -47,8 +47,8 @@ impl Total {
 
 /// Opens the input and the outcomes. Nothing is sent yet; errors are printed to stderr.
 pub(super) async fn open(args: &Args, quiet: bool) -> Result<Files, Exit> {
-    let format = if args.csv { Format::Csv } else { Format::Ndjson };
-    let records = open_input(&args.file, format).await?;
+    let format = args.format();
+    let records = open_input(&args.file, &format).await?;
     let regular = match &*args.file {
         path if path == Path::new("-") => false,
         path => tokio::fs::metadata(path).await.is_ok_and(|metadata| metadata.is_file()),
@@ -69,15 +69,17 @@ pub(super) async fn open(args: &Args, quiet: bool) -> Result<Files, Exit> {
         ));
     }
     if regular {
-        let records = open_input(&args.file, format).await?;
+        let records = open_input(&args.file, &format).await?;
         let surveyed = pipe::survey(records, &outcomes).await.map_err(|error| usage(&args.file, &error))?;
         total.set(surveyed.map_err(|mismatch| usage(path, &mismatch))?);
     }
     Ok(Files { records, outcomes, output: Box::new(tokio::fs::File::from_std(file)), total })
 }
 
-async fn open_input(path: &Path, format: Format) -> Result<Records<Input>, Exit> {
+async fn open_input(path: &Path, format: &Format) -> Result<Records<Input>, Exit> {
     let reader = input::open(Some(path)).await?;
+    let whole = pipe::recognise(reader, format).await.map_err(|error| usage(path, &error))?;
+    let reader: Input = Box::new(whole.map_err(|wrong| usage(path, &wrong))?);
     Records::open(reader, format).await.map_err(|error| match error {
         OpenError::Columns(error) => usage(path, &error),
         OpenError::Unreadable(error) => usage(path, &error),
@@ -99,7 +101,7 @@ fn count(path: PathBuf, format: Format, total: Total) {
     drop(tokio::spawn(async move {
         let Ok(file) = tokio::fs::File::open(&path).await else { return };
         let reader = tokio::io::BufReader::with_capacity(64 * 1024, file);
-        let Ok(records) = Records::open(reader, format).await else { return };
+        let Ok(records) = Records::open(reader, &format).await else { return };
         if let Ok(counted) = records.count().await {
             total.set(counted);
         }

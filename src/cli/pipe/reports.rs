@@ -17,7 +17,7 @@ pub(super) fn reporter(messages: Messages, wanted: Wanted) -> Notify {
         let (count, what) = match notice {
             Notice::Skipped { .. } => (&skipped, "bad lines"),
             Notice::Failed { .. } => (&failed, "failures"),
-            Notice::Unreadable { .. } | Notice::Mismatch(_) => {
+            Notice::Unreadable { .. } | Notice::Lost { .. } | Notice::Mismatch(_) => {
                 return messages.print(&format!("paced: {notice}"));
             }
         };
@@ -53,12 +53,15 @@ pub(super) struct Closing {
 impl fmt::Display for Closing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { totals, total, cut_off } = *self;
-        let Totals { delivered, dead, rejected, skipped, returned, resumed, .. } = totals;
+        let Totals { delivered, dead, rejected, skipped, returned, resumed, blank, .. } = totals;
         write!(f, "delivered {delivered}")?;
         if resumed > 0 {
             write!(f, " and {resumed} before")?;
         }
         write!(f, ", dead {dead}, rejected {rejected}, bad lines {skipped}")?;
+        if blank > 0 {
+            write!(f, ", blank rows {blank}")?;
+        }
         if cut_off > 0 {
             write!(f, ", cut off {cut_off} (perhaps delivered)")?;
         }
@@ -87,6 +90,10 @@ mod tests {
         assert_eq!(
             shown(Totals { resumed: 40, ..totals }, Some(100), 0),
             "delivered 5 and 40 before, dead 2, rejected 0, bad lines 1, left 52"
+        );
+        assert_eq!(
+            shown(Totals { blank: 3, ..totals }, Some(8), 0),
+            "delivered 5, dead 2, rejected 0, bad lines 1, blank rows 3, left 0"
         );
         assert_eq!(
             shown(totals, None, 1),

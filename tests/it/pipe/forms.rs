@@ -3,8 +3,11 @@
 use serde_json::Value;
 
 use super::outcomes;
+use crate::support::LONG;
 use crate::support::api::{Answer, Api};
 use crate::support::daemon::{Output, run_cli};
+use crate::support::publish::Job;
+use crate::support::site::Site;
 
 #[tokio::test]
 async fn outcomes_have_the_body_of_the_answer_where_it_is_wanted() {
@@ -98,6 +101,50 @@ async fn jobs_come_from_csv() {
 }
 
 #[tokio::test]
+async fn jobs_are_made_of_any_columns_by_templates() {
+    let api = Api::start();
+    let text = "customer_id,Name,tenant,No\r\n17,\"Ada, L.\",acme,a\r\n,,,\r\n1 8,Bob,,b\r\n,Eve,acme,c\r\n";
+    let templates = [
+        ["--path", "customers/{customer_id}?name={Name}"],
+        ["--id", "No"],
+        ["--header", "x-tenant:{tenant}"],
+        ["--header", "x-meta:{\"a\": 1}"],
+    ];
+    let mut args: Vec<&str> = templates.concat();
+    args.push("--body-from-row");
+    let output = csv(&api, text, &args).await;
+    assert_eq!(output.code, 1, "{}", output.stderr);
+    assert!(output.stderr.contains("line 5: `customer_id` is empty"), "{}", output.stderr);
+    assert!(output.stderr.contains("bad lines 1, blank rows 1, left 0"), "{}", output.stderr);
+    let mut arrivals = api.arrivals();
+    arrivals.sort_by(|one, other| one.id().cmp(other.id()));
+    assert_eq!(arrivals.len(), 2);
+    let (a, b) = (&arrivals[0], &arrivals[1]);
+    assert_eq!((a.id(), a.path.as_str()), ("a", "/customers/17?name=Ada%2C%20L."));
+    assert_eq!((b.id(), b.path.as_str()), ("b", "/customers/1%208?name=Bob"));
+    let body: Value = serde_json::from_slice(&a.body).unwrap();
+    assert_eq!(
+        body,
+        serde_json::json!({"customer_id": "17", "Name": "Ada, L.", "tenant": "acme", "No": "a"})
+    );
+    assert_eq!(a.header("content-type"), Some("application/json"));
+    assert_eq!((a.header("x-tenant"), b.header("x-tenant")), (Some("acme"), None));
+    assert_eq!(a.header("x-meta"), Some("{\"a\": 1}"), "braces of its own");
+    for (more, problem) in [
+        (
+            &["--path", "x/{nope}"][..],
+            "no column `nope`, which a template names; there are customer_id, Name",
+        ),
+        (&["--path", "x/{nope"], "a brace without its other one"),
+    ] {
+        let output = csv(&api, text, more).await;
+        assert_eq!(output.code, 2, "{}", output.stderr);
+        assert!(output.stderr.contains(problem), "{}", output.stderr);
+    }
+    assert_eq!(api.count(), 2);
+}
+
+#[tokio::test]
 async fn columns_that_are_none_are_told_before_anything_is_sent() {
     let api = Api::start();
     for (text, problem) in [
@@ -110,6 +157,77 @@ async fn columns_that_are_none_are_told_before_anything_is_sent() {
         assert!(output.stderr.contains(problem), "{text}: {}", output.stderr);
     }
     assert_eq!(api.count(), 0);
+}
+
+/// What is not in the form that it was said to be in ends it with one message, from a file and from stdin.
+#[tokio::test]
+async fn an_input_of_another_form_is_recognised_by_its_beginning() {
+    let api = Api::start();
+    let utf16: Vec<u8> =
+        "\u{feff}{\"id\": \"a\"}\n".repeat(100).encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("input");
+    for (bytes, csv, problem) in [
+        (&utf16[..], false, "it is UTF-16"),
+        (&utf16, true, "it is UTF-16"),
+        (b"\x1f\x8b\x08\x00\n\n\n", false, "gunzip -c FILE | paced"),
+        (b"id,path\na,b\nc,d\n", false, "add --csv"),
+        (b"{\"id\": \"a\"}\n{}\n", true, "leave --csv out"),
+        (b"id;body\na;b\n", true, "separated by semicolons"),
+        (b"Nr.;Betrag (EUR)\na;b\n", true, "separated by semicolons"),
+        (b"Order ID,Amount (EUR)\na,b\n", false, "add --csv"),
+    ] {
+        std::fs::write(&file, bytes).unwrap();
+        let (url, path) = (api.url(), file.to_str().unwrap());
+        for (from, stdin) in [(path, &b""[..]), ("-", bytes)] {
+            let mut args = vec!["pipe", "--rate", "500/s", "--to", &url, from];
+            if csv {
+                args.extend(["--csv", "--body-from-row"]);
+            }
+            let output = run_cli(&args, stdin).await;
+            assert_eq!((output.code, output.stderr.lines().count()), (2, 1), "{}", output.stderr);
+            assert!(output.stderr.contains(problem), "{problem}: {}", output.stderr);
+        }
+    }
+    assert_eq!(api.count(), 0);
+}
+
+/// A daemon and a pipe beside it keep the limits for their sum.
+#[tokio::test]
+async fn a_pipe_goes_by_the_limits_of_a_downstream() {
+    let limits =
+        "limits = [{ algorithm = 'token-bucket', rate = '1/d', capacity = 10 }]\non_limit = 'reject'";
+    let site = Site { http: "allow_headers = ['x-any']".to_owned(), ..Site::shared("beside", limits).await };
+    let replica = site.replica().await;
+    site.publish(Job::many("queued", 6)).await;
+    site.api.wait_for(6, LONG).await;
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("jobs.ndjson");
+    let lines: String =
+        (0..9).map(|n| format!("{{\"id\": \"piped-{n}\", \"path\": \"p\", \"body\": {{}}}}\n")).collect();
+    std::fs::write(&file, lines).unwrap();
+    let with = ["--with-body", "--header", "x-any:1", "--header", "content-type:text/plain"];
+    let args = [&["pipe", "--downstream", "billing"][..], &with, &[file.to_str().unwrap()]].concat();
+    let output = site.cli(&args).await;
+    assert_eq!(output.code, 1, "{}", output.stderr);
+    let outcomes = outcomes(&output.stdout);
+    let count = |kind: &str| outcomes.iter().filter(|outcome| outcome["outcome"] == kind).count();
+    assert_eq!((count("delivered"), count("rejected")), (4, 5), "{}", output.stderr);
+    let arrivals = site.api.arrivals();
+    assert_eq!(arrivals.len(), 10, "the quota of both");
+    let piped = arrivals.iter().find(|arrival| arrival.id().starts_with("piped")).unwrap();
+    assert_eq!((piped.path.as_str(), piped.header("x-any")), ("/p", Some("1")));
+    assert_eq!(piped.header("content-type"), Some("text/plain"), "it takes precedence");
+    assert!(outcomes.iter().all(|outcome| outcome.get("body").is_some()), "{}", output.stdout);
+    for headers in [&["--header", "authorization:x"][..], &["--header", "x-any:1", "--header", "X-Any:2"]] {
+        let never = site.cli(&[&["pipe", "--downstream", "billing"], headers].concat()).await;
+        assert_eq!(never.code, 2, "{}", never.stderr);
+    }
+    let nobody = site.cli(&["pipe", "--downstream", "nobody"]).await;
+    assert_eq!(nobody.code, 2, "{}", nobody.stderr);
+    let alone = site.cli(&["--set", "store.url=memory:", "pipe", "--downstream", "billing"]).await;
+    assert!(alone.code == 2 && alone.stderr.contains("no pace can be shared"), "{}", alone.stderr);
+    assert_eq!(replica.stop().await, 0);
 }
 
 #[tokio::test]

@@ -1,0 +1,164 @@
+//! The options of tables: what their rows become.
+
+use paced::job::template::{Pattern, Template};
+use paced::job::{FORBIDDEN_HEADERS, Message, Value, ndjson};
+use paced::pipe::Format;
+
+use super::exit::Exit;
+use super::out;
+
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct TableArgs {
+    /// FILE is CSV: a row of names (id, body, lane, plan, method, path, cost, cost:LIMIT, priority, not_before, deadline,
+    /// header:NAME), and one row per job. With one of the next three, and with a --header that has {COLUMN} in it, there
+    /// may be any other columns
+    #[arg(long)]
+    csv: bool,
+    /// Path of each job, such as 'customers/{customer_id}', with the cells percent-encoded
+    #[arg(long, value_name = "TEMPLATE", requires = "csv")]
+    path: Option<Pattern>,
+    /// Body of each job is its row, as a JSON object of texts
+    #[arg(long, requires = "csv")]
+    body_from_row: bool,
+    /// Column that has the id of each job
+    #[arg(long, value_name = "COLUMN", requires = "csv")]
+    id: Option<String>,
+}
+
+/// A header of requests: NAME:VALUE, where the value may have cells in it.
+#[derive(Clone, Debug)]
+pub(super) struct HeaderArg {
+    name: String,
+    value: String,
+}
+
+impl HeaderArg {
+    /// Whether the value may have cells in it.
+    pub(super) fn has_brace(&self) -> bool {
+        self.value.contains('{')
+    }
+}
+
+impl TableArgs {
+    /// Whether the input is a table.
+    pub(super) const fn is_csv(&self) -> bool {
+        self.csv
+    }
+
+    /// The form of the input, and those of these headers that have no cells in them.
+    pub(super) fn format(&self, headers: &[HeaderArg]) -> (Format, Vec<(String, String)>) {
+        let plain = |header: &HeaderArg| (header.name.clone(), header.value.clone());
+        if !self.csv {
+            return (Format::Ndjson, headers.iter().map(plain).collect());
+        }
+        let (mut rest, mut cells) = (Vec::new(), Vec::new());
+        for header in headers {
+            match header.value.parse::<Pattern>() {
+                Ok(pattern) if is_json(&pattern) => rest.push(plain(header)),
+                Ok(pattern) => match pattern.text() {
+                    Some(text) => rest.push((header.name.clone(), text.to_owned())),
+                    None => cells.push((header.name.clone(), pattern)),
+                },
+                // Braces of its own.
+                Err(_) => rest.push(plain(header)),
+            }
+        }
+        let template = Template {
+            path: self.path.clone(),
+            body_from_row: self.body_from_row,
+            id: self.id.clone(),
+            headers: cells,
+        };
+        (Format::Csv(template), rest)
+    }
+}
+
+/// Adds the headers that the message has none of.
+pub(super) fn add_headers(message: &mut Message, headers: &[(String, String)]) {
+    for (name, value) in headers {
+        let is_there = match name.as_str() {
+            "content-type" => message.content.content_type.is_some(),
+            "content-encoding" => message.content.content_encoding.is_some(),
+            name => message.headers.iter().any(|(other, _)| other.strip_prefix("http-") == Some(name)),
+        };
+        if !is_there {
+            ndjson::set_request_header(message, name, Value::Text(value.clone().into()));
+        }
+    }
+}
+
+/// Whether the braces are those of JSON, such as `{"a": 1}`, and not around the name of a column.
+fn is_json(pattern: &Pattern) -> bool {
+    pattern.columns().any(|name| name.contains(['"', ':']))
+}
+
+/// Refuses headers that can never have an effect: those that no job may set, and one that is given twice.
+pub(super) fn check_headers(
+    headers: &[HeaderArg],
+    may_be_any: impl Fn(&HeaderArg) -> bool,
+) -> Result<(), Exit> {
+    for (index, header) in headers.iter().enumerate() {
+        let name = &header.name;
+        let problem = if headers[..index].iter().any(|other| other.name == *name) {
+            "is given twice; give it once"
+        } else if FORBIDDEN_HEADERS.contains(&name.as_str()) && !may_be_any(header) {
+            "is never a job's to set; leave it out"
+        } else {
+            continue;
+        };
+        return Err(out::fail(Exit::Usage, format_args!("--header {name} {problem}")));
+    }
+    Ok(())
+}
+
+/// Parses NAME:VALUE.
+pub(super) fn header(text: &str) -> Result<HeaderArg, String> {
+    match text.split_once(':') {
+        Some((name, value)) if !name.is_empty() => {
+            Ok(HeaderArg { name: name.to_lowercase(), value: value.trim().to_owned() })
+        }
+        _ => Err("no header; write NAME:VALUE".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn braces_are_those_of_cells_or_of_the_value() {
+        let table = TableArgs { csv: true, ..TableArgs::default() };
+        for (value, expected) in [
+            ("plain", Some("plain")),
+            (r#"{"a": 1}"#, Some(r#"{"a": 1}"#)),
+            (r#"{"a": {"b": [1]}}"#, Some(r#"{"a": {"b": [1]}}"#)),
+            ("{a: 1}", Some("{a: 1}")),
+            ("{{x}}", Some("{x}")),
+            ("", Some("")),
+            ("{tenant}", None),
+            ("v-{ tenant id }", None),
+        ] {
+            let given = [header(&format!("X-A:{value}")).expect("a header")];
+            let (format, plain) = table.format(&given);
+            let expected: Vec<_> =
+                expected.iter().map(|text| ("x-a".to_owned(), (*text).to_owned())).collect();
+            assert_eq!(plain, expected, "{value}");
+            let Format::Csv(template) = format else { panic!("a table") };
+            assert_eq!(template.headers.len(), usize::from(plain.is_empty()), "{value}");
+            // Lines of JSON have no cells.
+            let (_, plain) = TableArgs::default().format(&given);
+            assert_eq!(plain, [("x-a".to_owned(), value.to_owned())]);
+        }
+    }
+
+    #[test]
+    fn headers_that_can_never_have_an_effect_are_refused() {
+        let headers = |texts: &[&str]| -> Vec<HeaderArg> {
+            texts.iter().map(|text| header(text).expect("a header")).collect()
+        };
+        let check = |texts: &[&str], any: bool| check_headers(&headers(texts), |_| any).is_ok();
+        assert!(check(&["x-a:1", "x-b:1"], false));
+        assert!(!check(&["x-a:1", "X-A:2"], true), "twice");
+        assert!(!check(&["Cookie:1"], false) && check(&["Cookie:1"], true));
+    }
+}
