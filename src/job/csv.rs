@@ -73,6 +73,11 @@ pub enum ColumnError {
     /// There is no row at all.
     #[error("no row of names of columns; begin with one, such as id,path,body")]
     None,
+    /// A name is not in UTF-8.
+    #[error(
+        "column {0}: its name is not in UTF-8; export the table as CSV UTF-8, or convert it (`iconv -f WINDOWS-1252 -t UTF-8`)"
+    )]
+    Encoding(usize),
     /// There is one column, whose name holds what separates columns elsewhere.
     #[error("its columns are separated by {0}, and commas are read; export it with commas")]
     Separator(&'static str),
@@ -113,8 +118,10 @@ impl Columns {
         names: impl IntoIterator<Item = &'a [u8]>,
         template: &Template,
     ) -> Result<Self, ColumnError> {
-        let names: Vec<String> =
-            names.into_iter().map(|name| String::from_utf8_lossy(name.trim_ascii()).into_owned()).collect();
+        let name = |(index, name): (usize, &[u8])| {
+            str::from_utf8(name.trim_ascii()).map(str::to_owned).map_err(|_| ColumnError::Encoding(index + 1))
+        };
+        let names: Vec<String> = names.into_iter().enumerate().map(name).collect::<Result<_, _>>()?;
         if let [name] = &*names
             && let Some((_, separator)) = SEPARATORS.into_iter().find(|(other, _)| name.contains(*other))
         {
@@ -240,7 +247,6 @@ impl Resolved {
             let row: serde_json::Map<_, _> =
                 cells.map(|(name, cell)| (name.clone(), serde_json::Value::from(*cell))).collect();
             message.content.body = serde_json::Value::from(row).to_string().into();
-            message.content.content_type.get_or_insert_with(|| "application/json".to_owned());
         }
         Ok(())
     }

@@ -99,6 +99,11 @@ pub enum SkipError {
     /// It is longer than [`MAX_LINE`].
     #[error("longer than 16 MiB; split the job")]
     TooLong,
+    /// It is the last row of a table, and ends inside quotes.
+    #[error(
+        "the input ends inside quotes that begin in this row; it may be cut off, or the quotes were never closed"
+    )]
+    Open,
 }
 
 /// A callback for notices, which must not block for long.

@@ -67,7 +67,7 @@ impl<R: AsyncBufRead + Unpin> Table<R> {
     async fn next(&mut self) -> io::Result<Option<Row>> {
         while let Some((line, row)) = self.rows.next().await? {
             self.line = line;
-            if row == Row::TooLong || self.rows.cells().any(|cell| !cell.trim_ascii().is_empty()) {
+            if row != Row::Whole || self.rows.cells().any(|cell| !cell.trim_ascii().is_empty()) {
                 return Ok(Some(row));
             }
             self.blank += 1;
@@ -146,6 +146,7 @@ impl<R: AsyncBufRead + Unpin> Records<R> {
                 let Some(row) = table.next().await? else { return Ok(None) };
                 let job = match row {
                     Row::TooLong => Err(SkipError::TooLong),
+                    Row::Open => Err(SkipError::Open),
                     Row::Whole => table.columns.message(table.rows.cells()).map_err(SkipError::Line),
                 };
                 Ok(Some(Entry { line: table.line, job }))

@@ -17,6 +17,8 @@ pub(super) enum Row {
     Whole,
     /// One row over a bound, which was skipped.
     TooLong,
+    /// The last row, which ends inside quotes.
+    Open,
 }
 
 /// Reads rows. An unfinished row is kept here, so that a dropped future loses nothing.
@@ -58,6 +60,8 @@ struct RowBuffer {
     /// The end of each cell in the text, of which this many are in use.
     ends: Vec<usize>,
     cells: usize,
+    /// Whether anything of it was read.
+    is_begun: bool,
     /// Whether the row is over a bound, so that its cells are not kept.
     too_long: bool,
 }
@@ -71,7 +75,14 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
             longest,
             line: LineNumber { line: 1, is_behind_return: false },
             start: None,
-            row: RowBuffer { text: vec![0; 1024], used: 0, ends: vec![0; 16], cells: 0, too_long: false },
+            row: RowBuffer {
+                text: vec![0; 1024],
+                used: 0,
+                ends: vec![0; 16],
+                cells: 0,
+                is_begun: false,
+                too_long: false,
+            },
         }
     }
 
@@ -101,12 +112,24 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
                 (row.used, row.cells) = (0, 0);
             }
             let room = (&mut row.text[row.used..], &mut row.ends[row.cells..]);
-            let (result, read, written, ended) = self.parser.read_record(available, room.0, room.1);
-            self.line.pass(&available[..read]);
-            self.reader.consume(read);
+            // The parser takes the end of the input for that of the row, wherever it comes; the end of a line is none inside quotes.
+            let is_end = available.is_empty() && row.is_begun;
+            let text = if is_end { b"\n" } else { available };
+            let (result, read, written, ended) = self.parser.read_record(text, room.0, room.1);
+            if !is_end {
+                row.is_begun |= read > 0;
+                self.line.pass(&available[..read]);
+                self.reader.consume(read);
+            }
             row.used += written;
             row.cells += ended;
             match result {
+                ReadRecordResult::InputEmpty if is_end => {
+                    // The rest of the input was this row.
+                    (self.start, row.is_begun, row.cells) = (None, false, 0);
+                    self.parser.reset();
+                    return Ok(Some((start, if row.too_long { Row::TooLong } else { Row::Open })));
+                }
                 ReadRecordResult::InputEmpty => {}
                 ReadRecordResult::OutputFull if row.text.len() < self.longest => {
                     let length = (row.text.len() * 2).min(self.longest);
@@ -118,6 +141,7 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
                 ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => row.too_long = true,
                 ReadRecordResult::Record => {
                     self.start = None;
+                    row.is_begun = false;
                     if row.too_long {
                         row.cells = 0;
                         return Ok(Some((start, Row::TooLong)));
@@ -196,6 +220,23 @@ mod tests {
         let cells = "1,".repeat(3000);
         let rows = read(format!("{cells}\nc\n").as_bytes(), 100, 1 << 20).await;
         assert_eq!(rows, [(1, None), row(2, &["c"])]);
+    }
+
+    #[tokio::test]
+    async fn an_input_that_ends_inside_quotes_ends_with_a_bad_row() {
+        for buffer in [1, 2, 100] {
+            for (text, line) in [("a,b\n1,\"cut o", 2), ("a,b\n1,\"x\"\"", 2), ("a,b\n1,\"x\n2,y\n", 2)] {
+                let reader = BufReader::with_capacity(buffer, text.as_bytes());
+                let mut rows = Rows::new(reader, 4096);
+                assert_eq!(rows.next().await.expect("readable"), Some((1, Row::Whole)));
+                assert_eq!(rows.next().await.expect("readable"), Some((line, Row::Open)), "{text:?}");
+                assert_eq!(rows.next().await.expect("readable"), None, "{text:?}");
+            }
+            for text in ["1,\"x\"", "1,x", "1,5\" x", "1,\"x\"\r", "1,"] {
+                let read = read(text.as_bytes(), buffer, 4096).await;
+                assert!(matches!(&read[..], [(1, Some(cells))] if cells.len() == 2), "{text:?}: {read:?}");
+            }
+        }
     }
 
     #[tokio::test]

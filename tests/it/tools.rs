@@ -96,6 +96,13 @@ async fn publish_takes_csv_and_templates() {
     let arrivals = site.api.arrivals();
     assert_eq!(arrivals[2].header("x-tenant"), Some("acme"));
     assert_eq!(arrivals[2].header("content-type"), Some("application/json"));
+    let named = ["--csv", "--body-from-row", "--header", "content-type:application/vnd.api+json"];
+    let output = site.cli(&[&["publish", "billing", path][..], &named].concat()).await;
+    assert_eq!(output.code, 0, "{}", output.stderr);
+    site.api.wait_for(6, LONG).await;
+    for arrival in &site.api.arrivals()[3..] {
+        assert_eq!(arrival.header("content-type"), Some("application/vnd.api+json"));
+    }
     for more in [&["--csv"][..], &["--header", "cookie:a"]] {
         let refused = site.cli(&[&one[..], more].concat()).await;
         assert_eq!(refused.code, 2, "{}", refused.stderr);
