@@ -10,6 +10,7 @@ mod downstream;
 mod exit;
 mod explain_answer;
 mod facts;
+mod forecast;
 mod history;
 mod init;
 mod input;
@@ -129,6 +130,8 @@ enum Command {
     Publish(publish::Args),
     /// Releases jobs from a file or stdin at a pace, with no server at all
     Pipe(pipe::Args),
+    /// Says when jobs would be through, which limit binds when, and which would be dead
+    Forecast(forecast::Args),
     /// Shows what every downstream is doing, over all replicas, and what holds its jobs back
     Status(status::Args),
     /// Shows the same on the whole terminal, live, with a pane for each downstream
@@ -194,6 +197,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Check(args) => check::run(&global, &args).await,
             Command::Publish(args) => publish::run(&global, args).await,
             Command::Pipe(args) => pipe::run(&global, args).await,
+            Command::Forecast(args) => forecast::run(&global, &args).await,
             Command::Status(args) => status::run(&global, &args).await,
             Command::Top(args) => top::run(&global, &args).await,
             Command::Dead(command) => dead::run(&global, command).await,

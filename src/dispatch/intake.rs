@@ -163,7 +163,8 @@ fn attempts(stay: &Stay) -> Attempts {
 }
 
 /// What is wrong with a `paced-not-before` that lies too far in the future, if it does.
-pub(crate) fn too_far(not_before: Option<Micros>, now: Micros) -> Option<String> {
+#[must_use]
+pub fn too_far(not_before: Option<Micros>, now: Micros) -> Option<String> {
     let start = not_before.filter(|start| start.since(now) > LONGEST_WAIT)?;
     let (days, start) = (LONGEST_WAIT.as_secs() / 86_400, shown_instant(start.0.into()));
     Some(format!("`paced-not-before` {start} is more than {days} days ahead; send a nearer time"))

@@ -49,9 +49,7 @@ pub use crate::pace::{OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
 pub use cost::{max_cost, max_cost_of, max_cost_without};
 pub use failures::{Failure, KindCount, Outage};
-pub use intake::job_cost;
-#[cfg(feature = "daemon")]
-pub(crate) use intake::too_far;
+pub use intake::{job_cost, too_far};
 pub use job_log::TARGET as JOB_LOG;
 pub use retry::{Backoff, RetryPolicy, StatusRetry};
 pub use source::{

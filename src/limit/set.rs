@@ -111,7 +111,7 @@ impl LimitSet {
     }
 
     /// The limits as they were given: one that was given twice is repeated.
-    pub(crate) fn listed(&self) -> impl Iterator<Item = &Limit> {
+    pub fn listed(&self) -> impl Iterator<Item = &Limit> {
         self.given.iter().map(|&place| &self.limits[place])
     }
 

@@ -38,6 +38,38 @@ async fn warnings_are_one_line_each_and_change_no_exit_code() {
 }
 
 #[tokio::test]
+async fn a_forecast_says_when_jobs_would_be_through() {
+    const PACE: &str =
+        "[downstreams.a]\nrate = '10/s'\nmax_wait = '5s'\nhttp.base_url = 'http://127.0.0.1:1/'\n";
+    let at = ["--at", "2030-01-01T00:00:00Z"];
+    let json = async |more: &[&str]| {
+        let output = run(PACE, &[&["-o", "json", "forecast", "-D", "a"][..], &at, more].concat()).await;
+        let found: Value =
+            serde_json::from_str(&output.stdout).unwrap_or_else(|_| panic!("{}", output.stderr));
+        (output.code, found)
+    };
+    let start = 1_893_456_000_000_i64;
+    let (code, found) = json(&["--count", "100"]).await;
+    assert_eq!((code, &found["jobs"], &found["first"]), (0, &json!(51), &json!(start)));
+    assert_eq!(found["through_at"], json!(start + 5000));
+    assert_eq!((&found["dead"][0]["reason"], &found["dead"][0]["jobs"]), (&json!("queue-full"), &json!(49)));
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("jobs.csv");
+    std::fs::write(&file, "No,cost\na,1\n,,\nb,many\nc,2\n").unwrap();
+    let (code, found) = json(&[file.to_str().unwrap(), "--csv", "--id", "No"]).await;
+    assert_eq!((code, &found["jobs"], &found["bad_lines"]), (1, &json!(2), &json!(1)));
+    let output = run(PACE, &[&["forecast", "-D", "a", "--count", "11"][..], &at].concat()).await;
+    let through = "11 job(s): the first at 2030-01-01 00:00:00";
+    assert!(output.code == 0 && output.stdout.starts_with(through), "{}{}", output.stdout, output.stderr);
+    assert!(output.stdout.contains("leaky-bucket-0 (10/s) binds 10 job(s)"), "{}", output.stdout);
+    for (more, problem) in [(&["--count", "0"][..], "0 is not in 1.."), (&[], "FILE")] {
+        let output = run(PACE, &[&["forecast", "-D", "a"][..], more].concat()).await;
+        assert_eq!(output.code, 2, "{}", output.stderr);
+        assert!(output.stderr.contains(problem), "{}", output.stderr);
+    }
+}
+
+#[tokio::test]
 async fn the_check_and_the_configuration_as_json() {
     let output = run(MOOT, &["-o", "json", "check"]).await;
     let found: Value = serde_json::from_str(&output.stdout).unwrap();
