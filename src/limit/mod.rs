@@ -52,6 +52,7 @@ pub use set::{Combine, LimitSet, Row};
 pub(crate) use share::replica_share;
 pub use sliding_log::{Log, SlidingLog};
 pub use sliding_window::{Buckets, SlidingWindow};
+pub(crate) use spacing::HAND_OVER;
 pub use tat::{Tat, Under};
 pub use window::{Counting, Edges, Window};
 

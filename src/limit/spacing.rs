@@ -11,6 +11,10 @@ const LEAST_TOLERANCE: Duration = Duration::from_millis(5);
 /// A slot that is missed by no more than this and no more than an emission interval may be used.
 const INTERVAL_TOLERANCE: Duration = Duration::from_millis(50);
 
+/// The room for what passes between the last look at the clock and the hand-over, in which a process may lose its
+/// processor: a job that is let through at that look is handed over no later than its tolerance without it.
+pub(crate) const HAND_OVER: Duration = Duration::from_micros(500);
+
 impl LimitSet {
     /// The pace: the rate of the slowest limit that spaces jobs out ([`Limit::is_even`]), or of alternatives that of the
     /// fastest, if each of them does. `None` where none does: a window or a quota bounds how many jobs go, and not how
@@ -33,12 +37,12 @@ impl LimitSet {
         even.map(Limit::rate).map(Rate::interval).max().unwrap_or_else(|| self.rate().interval())
     }
 
-    /// How late a slot may be used, where slots lie T apart: max(min(T, 50 ms), T/10, 5 ms). It is no more than T, so
-    /// that at most one job more than the limits allow is released in any window; and a tenth of T where T is long,
-    /// since a slow limit has few slots to give up.
+    /// How late a slot may be at the last look at the clock, where slots lie T apart: max(min(T, 50 ms), T/10, 5 ms), less
+    /// [`HAND_OVER`]. Up to 200/s the job is handed over within T of its slot, so that at most one job more than the limits
+    /// allow is released in any window. It is a tenth of T where T is long, since a slow limit has few slots to give up.
     pub(crate) fn tolerance(&self) -> Duration {
         let interval = self.spacing();
-        interval.min(INTERVAL_TOLERANCE).max(interval / 10).max(LEAST_TOLERANCE)
+        interval.min(INTERVAL_TOLERANCE).max(interval / 10).max(LEAST_TOLERANCE) - HAND_OVER
     }
 }
 

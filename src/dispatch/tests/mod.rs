@@ -112,9 +112,9 @@ async fn a_missed_slot_is_given_up_and_reserved_anew() {
     done.await.unwrap();
     let released = bench.sink.millis(start);
     assert_eq!(bench.ledger.all().len(), 50);
-    // The dispatcher wakes at 30 ms; the slots at 20 and 30 are still within the tolerance of 10 ms.
-    assert_eq!(released[..4], [0, 30, 30, 40], "the one at 10 was missed, not caught up");
-    assert!(released[2..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "never in a burst: {released:?}");
+    // The dispatcher wakes at 30 ms; the tolerance is 9.5 ms.
+    assert_eq!(released[..4], [0, 30, 40, 50], "those at 10 and 20 were missed, not caught up");
+    assert!(released.windows(2).all(|pair| pair[1] - pair[0] >= 10), "never in a burst: {released:?}");
     let mut ids = bench.sink.ids();
     ids.sort_by_key(|id| id.parse::<u32>().unwrap());
     assert_eq!(ids, (0..50).map(|id| id.to_string()).collect::<Vec<_>>(), "each once");
@@ -207,7 +207,7 @@ async fn a_slow_limit_waits_for_its_connection() {
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_passes_while_there_is_no_connection_is_given_up() {
     let mut bench = Bench::new("100/s", QUICK);
-    // The first connection takes longer than the tolerance of 10 ms.
+    // The first connection takes longer than the tolerance of 9.5 ms.
     *bench.sink.connections.connects.lock().unwrap() = vec![Duration::from_millis(300)];
     bench.publish_many(0..20);
     let start = Instant::now();

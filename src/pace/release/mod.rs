@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{LaneId, OnLimit, Settings, Waiter};
-use crate::limit::LimitSet;
+use crate::limit::{HAND_OVER, LimitSet};
 use crate::time::Deadline;
 
 pub(crate) mod clock;
@@ -31,8 +31,8 @@ pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 pub(crate) struct Tolerance {
     /// The tolerance at the hand-over: a slot that was missed by more than this is given up.
     pub(crate) at_handover: Duration,
-    /// The tolerance if a connection was opened: at least a whole emission interval, since a slow limit has few slots
-    /// to give up, and its API may be far away.
+    /// The tolerance if a connection was opened: at least a whole emission interval, less [`HAND_OVER`], since a slow limit
+    /// has few slots to give up, and its API may be far away.
     pub(crate) while_connecting: Duration,
 }
 
@@ -61,7 +61,7 @@ impl Tolerance {
             OnLimit::Wait => {
                 let interval = settings.lanes().map(LimitSet::spacing).min().unwrap_or_default();
                 let at_handover = settings.lanes().map(LimitSet::tolerance).min().unwrap_or_default();
-                Self { at_handover, while_connecting: interval.max(at_handover) }
+                Self { at_handover, while_connecting: interval.saturating_sub(HAND_OVER).max(at_handover) }
             }
             // An allowed waiter is sent as soon as possible, since another check would charge it twice.
             OnLimit::Reject => Self { at_handover: LONGEST_CALL, while_connecting: Duration::MAX },
@@ -259,11 +259,13 @@ mod tests {
     #[test]
     fn the_tolerance_follows_the_emission_interval() {
         for (rate, at_handover, while_connecting) in
-            [("1000/s", 5, 5), ("100/s", 10, 10), ("10/s", 50, 100), ("1/m", 6000, 60_000)]
+            [("1000/s", 5, 5), ("200/s", 5, 5), ("100/s", 10, 10), ("10/s", 50, 100), ("1/m", 6000, 60_000)]
         {
             let tolerance = Tolerance::of(&settings(rate, OnLimit::Wait));
-            let expected =
-                Tolerance { at_handover: MS * at_handover, while_connecting: MS * while_connecting };
+            let expected = Tolerance {
+                at_handover: MS * at_handover - MS / 2,
+                while_connecting: MS * while_connecting - MS / 2,
+            };
             assert_eq!(tolerance, expected, "{rate}");
         }
         let polices = Tolerance::of(&settings("1/m", OnLimit::Reject));
