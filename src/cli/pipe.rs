@@ -311,6 +311,9 @@ fn dispatcher(
     let usage = |error: &dyn std::error::Error| out::fail(Exit::Usage, error);
     let timeout = Duration::from_secs(args.timeout.into());
     let headers = args.table.format(&args.header).1;
+    if let Some(problem) = paced::config::sent_in_clear(url, headers.iter().map(|(name, _)| name.as_str())) {
+        out::say(format_args!("paced: warning: {problem}"));
+    }
     let sink = HttpOptions { timeout, headers, ..HttpOptions::new(url) };
     let sink = HttpSink::new(sink).map_err(|error| usage(&error))?;
     let options = Options {

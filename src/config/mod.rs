@@ -41,6 +41,8 @@ pub use settings::{
 pub use shaper::FromConfigError;
 pub use show::{show, show_json};
 pub use source::Sources;
+#[doc(hidden)]
+pub use url::sent_in_clear;
 pub use value::duration;
 
 pub use crate::tls::ServerTlsOptions as AdminTls;

@@ -160,6 +160,27 @@ pub(super) fn host_without_tls(url: &str) -> Option<String> {
     each_host(url).filter_map(host).find(is_far).filter(|_| SCHEMES.contains(&scheme))
 }
 
+/// What is secret of every request to this URL with headers of these names, for people, if anything is.
+pub(super) fn secret_of_requests<'a>(
+    url: &str,
+    mut headers: impl Iterator<Item = &'a str>,
+) -> Option<String> {
+    const SECRETS: [&str; 6] = ["authorization", "cookie", "key", "password", "secret", "token"];
+    let secret = headers.find(|name| {
+        let name = name.to_ascii_lowercase();
+        SECRETS.iter().any(|part| name.contains(part))
+    });
+    let header = secret.map(|name| format!("the header `{name}`"));
+    header.or_else(|| url.contains('?').then(|| "the query".to_owned()))
+}
+
+/// Says what is secret of requests to this URL with headers of these names, and to which host it goes without TLS, if so.
+#[doc(hidden)]
+pub fn sent_in_clear<'a>(url: &str, headers: impl Iterator<Item = &'a str>) -> Option<String> {
+    let host = host_without_tls(url)?;
+    Some(format!("{} goes to {host} without TLS; write https://", secret_of_requests(url, headers)?))
+}
+
 /// Whether the URL has a password in it, for its host or for sentinels.
 pub(super) fn has_password(url: &str) -> bool {
     let first = each_host(url).next().unwrap_or_default();

@@ -72,7 +72,7 @@ pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Optio
     let oauth2 = oauth2(reader, &table, &names);
     let has_tokens = matches!(oauth2, Some(Some(_)));
     if let Some(url) = &base_url
-        && let Some(what) = secret_of_requests(url, headers.as_deref().unwrap_or_default(), has_tokens)
+        && let Some(what) = secret_of(url, headers.as_deref().unwrap_or_default(), has_tokens)
     {
         warnings::clear_text(reader, &table, &BASE_URL, url, &what, "write https://");
     }
@@ -94,18 +94,14 @@ pub(super) fn http<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Optio
 }
 
 /// What is secret of every request, for people, if anything is.
-fn secret_of_requests(base_url: &Secret, headers: &[(String, Secret)], has_tokens: bool) -> Option<String> {
-    const SECRETS: [&str; 6] = ["authorization", "cookie", "key", "password", "secret", "token"];
-    let is_secret = |(name, value): &&(String, Secret)| {
-        value.file().is_some() || SECRETS.iter().any(|part| name.contains(part))
-    };
+fn secret_of(base_url: &Secret, headers: &[(String, Secret)], has_tokens: bool) -> Option<String> {
     if has_tokens {
         return Some("the token".to_owned());
     }
-    if let Some((name, _)) = headers.iter().find(is_secret) {
-        return Some(format!("the header `{name}`"));
-    }
-    base_url.expose().contains('?').then(|| "the query".to_owned())
+    let from_file = headers.iter().find(|(_, value)| value.file().is_some());
+    let named = from_file.map(|(name, _)| format!("the header `{name}`"));
+    named
+        .or_else(|| url::secret_of_requests(base_url.expose(), headers.iter().map(|(name, _)| name.as_str())))
 }
 
 fn headers<'v>(reader: &mut Reader<'v>, http: &Table<'v>) -> Option<Vec<(String, Secret)>> {

@@ -62,6 +62,32 @@ async fn jobs_go_to_a_url_or_below_it_behind_its_query() {
     assert_eq!((output.code, refused), (1, 2), "{}", output.stdout);
 }
 
+#[tokio::test]
+async fn secrets_that_go_without_tls_to_another_host_are_warned_of() {
+    for (to, header, problem) in [
+        (
+            "http://192.0.2.1/in?key=hunter2",
+            "x-any:1",
+            Some("the query goes to 192.0.2.1 without TLS; write https://"),
+        ),
+        (
+            "http://api.invalid/",
+            "Authorization:Bearer hunter2",
+            Some("the header `authorization` goes to api.invalid"),
+        ),
+        ("http://api.invalid/", "x-any:hunter2", None),
+        ("https://api.invalid/?key=hunter2", "authorization:hunter2", None),
+        ("http://[::1]:9/?key=hunter2", "authorization:hunter2", None),
+    ] {
+        // There is no job, so that nothing is sent.
+        let output = run_cli(&["pipe", "--rate", "1/s", "--to", to, "--header", header], b"").await;
+        assert_eq!(output.code, 0, "{}", output.stderr);
+        assert!(!output.stderr.contains("hunter2"), "{}", output.stderr);
+        assert_eq!(output.stderr.contains("warning"), problem.is_some(), "{to}: {}", output.stderr);
+        assert!(problem.is_none_or(|problem| output.stderr.contains(problem)), "{to}: {}", output.stderr);
+    }
+}
+
 async fn csv(api: &Api, text: &str, more: &[&str]) -> Output {
     let (url, mut args) = (api.url(), vec!["pipe", "--csv", "--rate", "500/s", "--to"]);
     args.push(&url);
