@@ -16,7 +16,7 @@ use crate::support::servers::{Redis, free_port, rabbit};
 use crate::support::site::Site;
 use crate::support::{LONG, blocking, poll, until};
 
-mod api;
+pub mod api;
 mod audit;
 mod cancel;
 mod letters;
@@ -28,11 +28,10 @@ mod pauses;
 mod rates;
 mod redelivery;
 mod resets;
-mod silence;
 mod status;
 mod strays;
 mod stuck;
-mod terms;
+pub mod terms;
 mod tls;
 mod toggles;
 mod tokens;
@@ -50,13 +49,7 @@ struct Watched {
 impl Watched {
     /// Starts a daemon with the site's configuration, without waiting until it is ready.
     async fn start(site: &Site) -> Self {
-        Self::hasty(site, 1).await
-    }
-
-    /// As [`Watched::start`]; its polling intervals are divided by `haste`.
-    async fn hasty(site: &Site, haste: u32) -> Self {
-        let config = format!("{}{ADMIN}", site.config());
-        let paced = Paced::start(&config, &[], &[("PACED_TEST_HASTE", &haste.to_string())]).await;
+        let paced = Paced::start(&format!("{}{ADMIN}", site.config()), &[], &[]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
         let line: Value = serde_json::from_str(&line).unwrap();
         Self { address: line["address"].as_str().unwrap().to_owned(), paced }
@@ -89,84 +82,6 @@ async fn nothing_listens_unless_it_is_configured() {
     let port: u16 = on.address.rsplit(':').next().unwrap().parse().unwrap();
     assert_eq!(on.paced.ports_to(0), [port]);
     assert_eq!((off.stop().await, on.paced.stop().await), (0, 0));
-}
-
-#[tokio::test]
-async fn readiness_follows_the_store() {
-    let redis = Redis::dedicated().await;
-    let site = Site::on(rabbit().await, &redis, "readystore", "rate = '100/s'");
-    let watched = Watched::start(&site).await;
-    const GOOD: &str =
-        "[+]amqp ok\n[+]store ok\n[+]downstream/billing ok\n[+]draining ok\nreadyz check passed\n";
-    assert_eq!(watched.readyz(200).await, GOOD);
-    until("it is ready in one word", LONG, async || watched.get("/readyz").await == (200, "ok\n".to_owned()))
-        .await;
-    assert_eq!(watched.get("/livez").await, (200, "ok\n".to_owned()));
-
-    redis.kill().await;
-    // A probe may be too late for its answer before the store is gone.
-    let start = format!("[-]store failed: the store at 127.0.0.1:{} is not reachable", redis.port());
-    let mut text = String::new();
-    until(&start, LONG, async || {
-        text = watched.readyz(503).await;
-        text.lines().nth(1).is_some_and(|line| line.starts_with(&start))
-    })
-    .await;
-    let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(
-        (lines[0], lines[2..].to_vec()),
-        ("[+]amqp ok", vec!["[+]downstream/billing ok", "[+]draining ok", "readyz check failed"])
-    );
-    assert_eq!(watched.get("/readyz").await.0, 503);
-    assert_eq!(watched.get("/livez").await, (200, "ok\n".to_owned()));
-
-    redis.start().await;
-    assert_eq!(watched.readyz(200).await, GOOD);
-    // A frozen store answers nothing, and a probe must not wait long for it.
-    redis.freeze();
-    let text = watched.readyz(503).await;
-    assert!(text.contains("[-]store failed: "), "{text}");
-    redis.thaw();
-    assert_eq!(watched.readyz(200).await, GOOD);
-    assert_eq!(watched.paced.stop().await, 0);
-}
-
-#[tokio::test]
-async fn it_is_alive_and_not_ready_without_a_broker() {
-    let mut site = Site::shared("readyamqp", "rate = '100/s'").await;
-    site.amqp = format!("amqp://guest:hunter2@127.0.0.1:{}/%2f", free_port());
-    let watched = Watched::start(&site).await;
-    let expected = "[-]amqp failed: no connection to RabbitMQ for consuming, publishing\n[+]store ok\n\
-         [-]downstream/billing failed: its queue is not consumed\n[+]draining ok\nreadyz check failed\n";
-    // A busy store may be too late for a probe.
-    until(expected, LONG, async || watched.get("/readyz").await == (503, expected.to_owned())).await;
-    assert_eq!(watched.get("/livez").await.0, 200);
-    let (_, metrics) = watched.get("/metrics").await;
-    assert!(metrics.contains("\npaced_amqp_connected 0\n"), "{metrics}");
-    assert_eq!(watched.paced.stop().await, 0);
-}
-
-#[tokio::test]
-async fn a_daemon_that_drains_says_so_to_the_end() {
-    let site = Site::shared("readydrain", "rate = '100/s'").await;
-    let gate = Gate::closed();
-    site.api.rule({
-        let gate = gate.clone();
-        move |_| Answer::ok().gated(&gate)
-    });
-    let watched = Watched::start(&site).await;
-    watched.readyz(200).await;
-    site.publish(Job::many("job", 1)).await;
-    site.api.wait_for(1, LONG).await;
-    watched.paced.term();
-    until("it says that it drains", LONG, async || {
-        watched.readyz(503).await.contains("[-]draining failed: the daemon is stopping\n")
-    })
-    .await;
-    assert_eq!(watched.get("/livez").await.0, 200);
-    gate.open();
-    assert_eq!(watched.paced.wait_exit(LONG).await, 0);
-    assert!(Client::new().get(&format!("http://{}/livez", watched.address)).await.is_err());
 }
 
 #[tokio::test]

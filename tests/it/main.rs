@@ -62,6 +62,8 @@ mod reload;
 #[cfg(feature = "daemon")]
 mod secrets;
 #[cfg(feature = "daemon")]
+mod states;
+#[cfg(feature = "daemon")]
 mod store;
 #[cfg(feature = "daemon")]
 mod strangers;

@@ -194,8 +194,11 @@ fn commands(page: &str) -> BTreeSet<&str> {
 fn the_texts_of_troubleshooting_are_those_of_the_program() {
     const OTHERS: [&str; 6] = ["paced", "curl", "rabbitmqctl", "rabbitmq-diagnostics", "systemctl", "in"];
     let (page, sources) = (page("troubleshooting.md"), sources());
-    let texts: Vec<&str> = page
+    // Those of the table are tried one by one.
+    let (before, after) = crate::states::around_the_table(&page);
+    let texts: Vec<&str> = before
         .lines()
+        .chain(after.lines())
         .flat_map(names)
         .filter(|text| text.contains(' ') && !text.contains(" = "))
         .filter(|text| !OTHERS.contains(&text.split(' ').next().unwrap_or_default()))

@@ -7,13 +7,13 @@ use super::*;
 use crate::support::daemon::{Output, binary, run_cli};
 use crate::support::eventually;
 
-pub(super) const TOKEN: &str = "correct-horse-battery";
+pub(crate) const TOKEN: &str = "correct-horse-battery";
 
 /// A replica with a token.
-pub(super) struct AdminReplica {
-    pub(super) paced: Paced,
-    pub(super) base: String,
-    pub(super) client: Client,
+pub(crate) struct AdminReplica {
+    pub(crate) paced: Paced,
+    pub(crate) base: String,
+    pub(crate) client: Client,
 }
 
 impl AdminReplica {
@@ -22,12 +22,12 @@ impl AdminReplica {
     }
 
     /// Starts a replica with this configuration, which has the table `[admin]`.
-    pub(super) async fn with_config(config: &str) -> Self {
+    pub(crate) async fn with_config(config: &str) -> Self {
         Self::hasty(config, 1).await
     }
 
     /// As [`AdminReplica::with_config`]; its polling intervals are divided by `haste`.
-    pub(super) async fn hasty(config: &str, haste: u32) -> Self {
+    pub(crate) async fn hasty(config: &str, haste: u32) -> Self {
         let paced = Paced::start(config, &[], &[("PACED_TEST_HASTE", &haste.to_string())]).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
         paced.wait_ready().await;
@@ -36,12 +36,12 @@ impl AdminReplica {
         Self { paced, base, client: Client::new() }
     }
 
-    pub(super) async fn with_token(site: &Site) -> Self {
+    pub(crate) async fn with_token(site: &Site) -> Self {
         Self::start(site, &format!("token = '{TOKEN}'\n")).await
     }
 
     /// Sends a request; `headers` are added to those of an allowed change, or replace them.
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         what: &str,
@@ -58,14 +58,14 @@ impl AdminReplica {
         (reply.status, serde_json::from_str(&reply.text).unwrap())
     }
 
-    pub(super) async fn get(&self) -> Value {
+    pub(crate) async fn get(&self) -> Value {
         let (status, told) = self.send(Method::GET, "", &[], "").await;
         assert_eq!(status, 200, "{told}");
         told
     }
 
     /// Runs a tool against this replica, with a token.
-    pub(super) async fn tool(&self, token: &str, args: &[&str]) -> Output {
+    pub(crate) async fn tool(&self, token: &str, args: &[&str]) -> Output {
         let folder = TempDir::new().unwrap();
         let file = folder.path().join("tool.toml");
         std::fs::write(folder.path().join("token"), format!("{token}\n")).unwrap();
@@ -76,7 +76,7 @@ impl AdminReplica {
     }
 
     /// Waits for this many lines of the audit log.
-    pub(super) async fn audit(&self, message: &str, count: usize) -> Vec<Value> {
+    pub(crate) async fn audit(&self, message: &str, count: usize) -> Vec<Value> {
         let lines = || -> Vec<Value> {
             let lines =
                 self.paced.log().into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());

@@ -1,7 +1,6 @@
 //! `/metrics` against the log of the API.
 
 use super::*;
-use crate::support::publish::publish;
 
 /// The metrics that there are, and their kinds.
 const METRICS: [(&str, &str); 36] = [
@@ -386,25 +385,4 @@ async fn promtool(text: &str) {
             assert!(output.status.success() && said.trim().is_empty(), "promtool: {said}");
         }
     }
-}
-
-#[tokio::test]
-async fn messages_for_no_downstream_are_warned_of_and_counted() {
-    let site = Site::shared("misspelt", "rate = '100/s'").await;
-    let watched = Watched::hasty(&site, 20).await;
-    watched.readyz(200).await;
-    publish(&site.amqp, &site.prefix, "biling", Job::many("first", 1)).await;
-    let line = watched.paced.wait_line("messages for no downstream", LONG).await;
-    let line: Value = serde_json::from_str(&line).unwrap();
-    assert_eq!((&line["level"], &line["messages"]), (&"WARN".into(), &1.into()), "{line}");
-    publish(&site.amqp, &site.prefix, "biling", Job::many("second", 3)).await;
-    let mut counted = 0.0;
-    until("the others are counted", LONG, async || {
-        counted = Scrape::of(&watched).await.samples["paced_unroutable_total"];
-        counted >= 3.0
-    })
-    .await;
-    // On a slow machine the first one may have been there at the first poll.
-    assert!(counted == 4.0 || counted == 3.0, "{counted}");
-    assert_eq!(watched.paced.stop().await, 0);
 }

@@ -7,13 +7,14 @@ use serde_json::json;
 use super::api::{AdminReplica, TOKEN};
 use super::*;
 
-async fn store(site: &Site) -> RedisStore {
+/// The store of the site, as a library has it.
+pub async fn store(site: &Site) -> RedisStore {
     let options = RedisOptions::default().with_timeouts(LONG, LONG).with_key_prefix(&site.prefix);
     RedisStore::connect(&site.store, options).await.unwrap()
 }
 
 /// Has a later version of paced put its terms in force.
-async fn newer_terms(store: &RedisStore) -> String {
+pub async fn newer_terms(store: &RedisStore) -> String {
     let record = store.read_record("billing").await.unwrap();
     let text = record.terms.unwrap().replacen("\"version\":2", "\"version\":99", 1);
     assert!(text.contains("\"version\":99"), "{text}");

@@ -1,0 +1,120 @@
+//! Daemons whose store or broker goes, and one that stops.
+
+use super::*;
+use crate::support::api::{Answer, Gate};
+use crate::support::client::Client;
+use crate::support::proxy::Proxy;
+use crate::support::publish::{self, Job};
+use crate::support::servers::{Redis, rabbit};
+use crate::support::site::Site;
+
+/// The name of the downstream of a site.
+const BILLING: &str = "billing";
+
+/// The status and the text of a page.
+async fn get(replica: &AdminReplica, page: &str) -> (u16, String) {
+    let reply = replica.client.get(&format!("{}{page}", replica.base)).await.unwrap();
+    (reply.status, reply.text)
+}
+
+/// Asserts that it is alive, whatever it is not ready for.
+async fn assert_alive(replica: &AdminReplica) {
+    assert_eq!(get(replica, "/livez").await, (200, "ok\n".to_owned()));
+}
+
+/// Waits until it is ready, and says so of each part.
+async fn is_ready(replica: &AdminReplica, downstreams: &[&str]) {
+    let downstreams = downstreams.iter().map(|name| format!("[+]downstream/{name} ok\n"));
+    let good = downstreams.fold("[+]amqp ok\n[+]store ok\n".to_owned(), |text, more| text + &more);
+    let good = good + "[+]draining ok\nreadyz check passed\n";
+    until("it is ready", LONG, async || get(replica, "/readyz?verbose").await == (200, good.clone())).await;
+    assert_eq!(get(replica, "/readyz").await, (200, "ok\n".to_owned()));
+    assert_alive(replica).await;
+}
+
+#[tokio::test]
+async fn a_store_that_goes_is_shown_whatever_becomes_of_the_jobs() {
+    const POLICIES: [&str; 3] = ["hold", "local", "open"];
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "statestore", "rate = '100/s'");
+    let downstream = |policy: &&str| {
+        format!(
+            "[downstreams.{policy}]\nrate = '1/s'\non_unavailable = '{policy}'\nhttp.base_url = '{}'\n",
+            site.api.url()
+        )
+    };
+    let config = site.config();
+    let (head, _) = config.split_once("[downstreams").unwrap();
+    let config = format!("{head}{}{}", admin(), POLICIES.iter().map(downstream).collect::<String>());
+    let replica = AdminReplica::with_config(&config).await;
+    let publish = async |policy: &str, count| {
+        publish::publish(&site.amqp, &site.prefix, policy, Job::many(policy, count)).await;
+    };
+    is_ready(&replica, &POLICIES).await;
+    // Each has shared the limits with the others by then.
+    for policy in POLICIES {
+        publish(policy, 1).await;
+    }
+    site.api.wait_for(3, LONG).await;
+    let (states, host) = (of("store"), format!("127.0.0.1:{}", redis.port()));
+
+    redis.freeze();
+    publish("hold", 60).await;
+    let frozen = Made::new(state(&states, "frozen-store"), "hold", &*host);
+    are_shown(&replica, 0, vec![frozen]).await;
+    assert_alive(&replica).await;
+    redis.thaw();
+    is_ready(&replica, &POLICIES).await;
+
+    redis.kill().await;
+    for policy in ["local", "open"] {
+        publish(policy, 60).await;
+    }
+    let made = POLICIES.map(|policy| Made::new(state(&states, policy), policy, &*host));
+    are_shown(&replica, 0, made.into()).await;
+    assert_eq!(get(&replica, "/readyz").await.0, 503);
+    assert_alive(&replica).await;
+    redis.start().await;
+    is_ready(&replica, &POLICIES).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_broker_that_goes_is_shown() {
+    let mut site = Site::shared("statebroker", "rate = '100/s'").await;
+    let port = rabbit().await.port();
+    let proxy = Proxy::start(port, Duration::ZERO).unwrap();
+    let host = format!("127.0.0.1:{}", proxy.port());
+    site.amqp = site.amqp.replace(&format!("127.0.0.1:{port}"), &host);
+    let replica = AdminReplica::with_token(&site).await;
+    is_ready(&replica, &[BILLING]).await;
+    // Nothing listens there any more.
+    drop(proxy);
+    let states = of("broker");
+    are_shown(&replica, 0, vec![Made::new(state(&states, "broker"), BILLING, &*host)]).await;
+    assert_alive(&replica).await;
+    let log = replica.paced.log().join("\n");
+    assert!(log.contains(&host) && !log.contains("guest:"), "{log}");
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_daemon_that_drains_says_so_to_the_end() {
+    let site = Site::shared("readydrain", "rate = '100/s'").await;
+    let gate = Gate::closed();
+    site.api.rule({
+        let gate = gate.clone();
+        move |_| Answer::ok().gated(&gate)
+    });
+    let replica = AdminReplica::with_token(&site).await;
+    is_ready(&replica, &[BILLING]).await;
+    site.publish(Job::many("job", 1)).await;
+    site.api.wait_for(1, LONG).await;
+    replica.paced.term();
+    let states = of("drain");
+    are_shown(&replica, 0, vec![Made::new(state(&states, "draining"), BILLING, "")]).await;
+    assert_alive(&replica).await;
+    gate.open();
+    assert_eq!(replica.paced.wait_exit(LONG).await, 0);
+    assert!(Client::new().get(&format!("{}/livez", replica.base)).await.is_err());
+}
