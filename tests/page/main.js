@@ -5,3 +5,6 @@ await import("./looks.test.js");
 await import("./live.test.js");
 await import("./changes.test.js");
 await import("./many.test.js");
+
+const { close } = await import("./scene.js");
+await close();

@@ -1,7 +1,7 @@
 // What all tests share: one stage, one browser, and the rule that no page may complain.
 
 import assert from "node:assert/strict";
-import { after, test } from "node:test";
+import { test } from "node:test";
 
 import { Browser } from "./browser.js";
 import { Stage } from "./stage.js";
@@ -9,14 +9,18 @@ import { Stage } from "./stage.js";
 export const stage = await Stage.open();
 export const browser = await Browser.open();
 
-after(async () => {
+const scenes = [];
+
+/** Waits until all scenes are over, and ends what they share. Node would do so after the first test that it skips by its name. */
+export async function close() {
+  await Promise.all(scenes);
   await browser.close();
   await stage.close();
-});
+}
 
 /** A test of pages. They are closed at its end, and must not have logged an error under the content security policy. */
 export function scene(name, run) {
-  test(name, async (context) => {
+  scenes.push(test(name, async (context) => {
     browser.problems.length = 0;
     try {
       await run(context);
@@ -27,7 +31,7 @@ export function scene(name, run) {
       await browser.closePages();
     }
     assert.deepEqual(browser.problems, [], "errors of the page");
-  });
+  }));
 }
 
 /** Asks the API of a daemon, as somebody who may do anything. */
