@@ -284,6 +284,30 @@ fn what_does_not_exist_is_found() {
     }
 }
 
+#[test]
+fn a_base_can_be_put_before_each_runbook() {
+    const BASE: &str = "https://git.example.com/paced/blob/v0.1.0/";
+    let page = file("docs/monitoring.md");
+    let command = page.lines().find_map(|line| line.strip_prefix("    sed ")).unwrap();
+    let command = format!("sed {}", command.split(" >").next().unwrap());
+    let mut shell = std::process::Command::new("sh");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/monitoring");
+    let output = shell.args(["-c", &command]).current_dir(folder).output().unwrap();
+    let made = String::from_utf8(output.stdout).unwrap();
+    let alerts = rules().iter().filter(|rule| rule.is_alert).count();
+    assert_eq!(
+        made.matches(&format!("runbook_url: {BASE}docs/monitoring.md#paced")).count(),
+        alerts,
+        "{made}"
+    );
+    // The chart replaces the same.
+    let template = file("deploy/helm/paced/templates/rules.yaml");
+    let replaces =
+        "replace \"runbook_url: docs/\" (printf \"runbook_url: %sdocs/\" .Values.rules.runbookBase)";
+    assert!(template.contains(replaces), "{template}");
+    assert!(file("docs/deploy.md").contains(&format!("runbookBase: {BASE}")));
+}
+
 /// Of each alert that promtool tests: whether it fires in a test, and whether it is silent in one.
 pub fn promtool_cases() -> BTreeMap<String, [bool; 2]> {
     let mut cases: BTreeMap<String, [bool; 2]> = BTreeMap::new();

@@ -38,6 +38,11 @@ def check_object(thing, where):
     kind, name = thing["kind"], thing["metadata"]["name"]
     if kubernetes_validate and "monitoring.coreos.com" not in thing["apiVersion"]:
         kubernetes_validate.validate(thing, KUBERNETES, strict=True)
+    if kind == "PrometheusRule":
+        rules = [rule for group in thing["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+        for rule in rules:
+            assert rule["annotations"]["runbook_url"].startswith(("docs/", "https://git.example.com/paced/blob/main/docs/")), where
+        assert len({rule["annotations"]["runbook_url"].split("docs/")[0] for rule in rules}) == 1, where
     if kind == "Deployment":
         pod = thing["spec"]["template"]["spec"]
         assert pod["automountServiceAccountToken"] is False, where
@@ -76,7 +81,7 @@ def check_chart():
     version = re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == version, f"Chart.yaml is of {chart['appVersion']}, and paced is {version}"
-    for wrong in ({"replicas": "2"}, {"replica": 2}, {"secret": {"keys": {"amqp": "a"}}}, {"image": {"digest": "x"}}):
+    for wrong in ({"replicas": "2"}, {"replica": 2}, {"secret": {"keys": {"amqp": "a"}}}, {"image": {"digest": "x"}}, {"rules": {"runbookBase": "docs"}}):
         try:
             jsonschema.validate(merged(base, wrong), schema)
         except jsonschema.ValidationError:
