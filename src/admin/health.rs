@@ -122,12 +122,7 @@ pub(crate) struct Readiness {
 impl Checks for Readiness {
     fn run_checks(&self) -> BoxFuture<'_, Vec<Check>> {
         Box::pin(async move {
-            let lost = self.amqp.lost();
-            let amqp = if lost.is_empty() {
-                Ok(())
-            } else {
-                Err(format!("no connection to RabbitMQ for {}", lost.join(", ")))
-            };
+            let amqp = self.amqp.trouble().map_or(Ok(()), Err);
             let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
             let missing = self.missing.lasting(self.amqp.downstreams(), Instant::now());
             checks.extend(self.amqp.downstreams().map(|(name, attached)| {
@@ -158,11 +153,18 @@ impl Checks for Readiness {
 pub(crate) trait Ping: Send + Sync {
     /// Asks the store. Cancel safe.
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// The hosts and ports of its servers.
+    fn address(&self) -> Option<&str>;
 }
 
 impl Ping for Arc<dyn Store> {
     fn ping(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async { Store::ping(self).await.map(drop) })
+    }
+
+    fn address(&self) -> Option<&str> {
+        Store::address(self)
     }
 }
 
@@ -190,10 +192,10 @@ impl StoreProbe {
         {
             return verdict.clone();
         }
-        let verdict = match timeout(STORE_TIMEOUT, self.store.ping()).await {
-            Ok(answer) => answer.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("no answer within {STORE_TIMEOUT:?}")),
-        };
+        let answer = timeout(STORE_TIMEOUT, self.store.ping()).await;
+        let answer =
+            answer.unwrap_or_else(|_| Err(StoreError::no_answer(self.store.address(), STORE_TIMEOUT)));
+        let verdict = answer.map_err(|error| error.to_string());
         let was_there = last.as_ref().is_some_and(|(_, verdict)| verdict.is_ok());
         // A store that answers may still refuse to reserve, so the gauge then keeps the value that the calls set.
         if verdict.is_err() || !was_there {
@@ -230,6 +232,10 @@ mod tests {
                 sleep(self.after).await;
                 self.error.clone().map_or(Ok(()), Err)
             })
+        }
+
+        fn address(&self) -> Option<&str> {
+            Some("store.example:6379")
         }
     }
 
@@ -273,7 +279,8 @@ mod tests {
     async fn a_store_that_hangs_or_fails_is_told_in_time() {
         let start = Instant::now();
         let (_, hanging) = probe(60_000, None);
-        assert_eq!(hanging.check().await, Err("no answer within 750ms".to_owned()));
+        let late = "the store at store.example:6379 is not reachable: no answer within 750ms; is it running, and its URL right?";
+        assert_eq!(hanging.check().await, Err(late.to_owned()));
         assert_eq!(start.elapsed(), STORE_TIMEOUT);
         let (_, failing) = probe(0, Some(StoreError::Invalid("no".to_owned())));
         assert_eq!(failing.check().await, Err("no".to_owned()));

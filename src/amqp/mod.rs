@@ -309,6 +309,7 @@ impl Amqp {
         let downstreams = self.downstreams.iter();
         let attached = downstreams.map(|(name, consumed)| (name.clone(), consumed.attached.subscribe()));
         Status {
+            address: self.options.address.to_string(),
             connections: self.links.connections(),
             targets: self.targets.to_vec(),
             attached: attached.collect(),

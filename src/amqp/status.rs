@@ -15,6 +15,8 @@ pub(super) type ConnectionWatches = Arc<Mutex<Vec<(String, ConnectionWatch)>>>;
 /// A view of the connections and the consumers that stays valid while [`super::Amqp`] shuts down.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
+    /// The address of the broker, without credentials.
+    pub(super) address: String,
     pub(super) connections: ConnectionWatches,
     /// The queues that messages are being published to.
     pub(super) targets: Vec<Targets>,
@@ -32,6 +34,13 @@ impl Status {
             .filter(|(_, current)| is_down(current))
             .map(|(purpose, _)| purpose.clone())
             .collect()
+    }
+
+    /// Which connections are down, and to which broker, for people; `None` while all are up.
+    pub fn trouble(&self) -> Option<String> {
+        let lost = self.lost();
+        let (at, purposes) = (&self.address, lost.join(", "));
+        (!lost.is_empty()).then(|| format!("no connection to RabbitMQ at {at} for {purposes}"))
     }
 
     /// The queues that have not confirmed for some seconds what is published to them, by name; at most 40, since producers

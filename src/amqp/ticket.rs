@@ -293,6 +293,7 @@ impl AmqpTicket {
     /// Publishes until it is confirmed; returns false if the delivery is not live any more, or the message is given up.
     async fn until_done(&self, pending: &PendingPublish<'_>) -> bool {
         let (downstream, what) = (&self.settlement.downstream.name, pending.name());
+        let address = &self.settlement.options.address;
         let mut backoff = Backoff::default();
         let mut trouble = Episode::default();
         let mut failures = 0;
@@ -310,12 +311,14 @@ impl AmqpTicket {
                 Err(error) => {
                     failures += u32::from(!is_brokers(&error));
                     if pending.is_lost(&error, failures) {
-                        let line = || warn!(%downstream, %error, "cannot publish a {what}; gave it up");
+                        let line =
+                            || warn!(%downstream, %address, %error, "cannot publish a {what}; gave it up");
                         self.settlement.log.line("given-up", line);
                         return false;
                     }
                     if trouble.note(()) {
-                        let line = || warn!(%downstream, %error, "cannot publish a {what}; trying on");
+                        let line =
+                            || warn!(%downstream, %address, %error, "cannot publish a {what}; trying on");
                         self.settlement.log.line("trying-on", line);
                     }
                     tokio::time::sleep(backoff.next()).await;

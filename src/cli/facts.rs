@@ -60,7 +60,11 @@ pub(super) fn broker(state: &State) -> String {
     match state.amqp.lost.as_slice() {
         [] if state.amqp.connected && queues.is_empty() => "RabbitMQ ok".to_owned(),
         [] if state.amqp.connected => format!("RabbitMQ ok, but not for what is published to {queues}"),
-        lost => format!("RabbitMQ AWAY ({})", lost.join(", ")),
+        // A daemon of before says no more than what is lost.
+        lost => {
+            let trouble = state.amqp.error.clone().unwrap_or_else(|| lost.join(", "));
+            format!("RabbitMQ AWAY ({})", out::printable(&trouble))
+        }
     }
 }
 

@@ -154,9 +154,8 @@ async fn all_turn(controls: &[(String, Control)], within: Duration) -> bool {
 
 /// How the daemon stands, in one line.
 fn status(amqp: &Status) -> String {
-    let lost = amqp.lost();
-    if !lost.is_empty() {
-        return format!("waits for RabbitMQ; no connection for {}", lost.join(", "));
+    if let Some(trouble) = amqp.trouble() {
+        return format!("waits for RabbitMQ: {trouble}");
     }
     let (consumed, missing): (Vec<_>, Vec<_>) = amqp.downstreams().partition(|(_, attached)| *attached);
     if !missing.is_empty() {

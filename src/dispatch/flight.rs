@@ -27,7 +27,7 @@ use crate::sink::{Handover, Outcome, Peer, Response, Sink};
 use crate::time::{Deadline, Micros, wall_now};
 pub(super) use event::{Event, FlightGuard, Refused};
 pub(super) use letter::{Doomed, Logs, bury, dead_letter};
-use outcome::{contact, is_answered};
+use outcome::{contact, is_answered, naming};
 pub(super) use settling::settle_delivered;
 
 /// The parts that all flights of a downstream share.
@@ -179,7 +179,7 @@ impl Flight {
         if is_answered(&outcome) {
             end.took = Some(end.since.elapsed());
         }
-        outcome
+        naming(outcome, peer.address())
     }
 
     /// Records that nothing is sent at the slot.

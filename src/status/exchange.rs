@@ -167,7 +167,7 @@ impl Exchange {
 
     /// Reads what the other replicas tell. Returns false if the store does not answer.
     async fn read_others(&mut self) -> bool {
-        let Ok(texts) = within_timeout(self.store().summaries()).await else {
+        let Ok(texts) = within_timeout(self.store(), self.store().summaries()).await else {
             self.interrupted();
             return false;
         };
@@ -254,7 +254,7 @@ impl Exchange {
             let prefix = &self.shared.parts.broker.prefix;
             let unserved_for = failpoint::interval(UNSERVED);
             let call = Served { prefix, names, recalled, unserved_for, ..Served::default() };
-            let reply = within_timeout(self.store().served(call)).await?;
+            let reply = within_timeout(self.store(), self.store().served(call)).await?;
             all = ServedReply { new: all.new + reply.new, unserved: reply.unserved };
         }
         Ok(all)
@@ -269,7 +269,7 @@ impl Exchange {
 
     async fn read_record(&self, name: String) {
         let (changes, asked_at) = (lock(&self.shared.known).changes(&name), Instant::now());
-        if let Ok(state) = within_timeout(self.store().read_record(&name)).await {
+        if let Ok(state) = within_timeout(self.store(), self.store().read_record(&name)).await {
             let record = Record::new(asked_at, state);
             lock(&self.shared.known).on_record(name, changes, record);
         }
@@ -290,7 +290,7 @@ impl Exchange {
         let Some(limits) = snapshot.and_then(|snapshot| countable(&snapshot)) else {
             return lock(&self.shared.known).on_left(name, changes, Vec::new());
         };
-        if let Ok(left) = within_timeout(peek(self.store(), &name, &limits)).await {
+        if let Ok(left) = within_timeout(self.store(), peek(self.store(), &name, &limits)).await {
             lock(&self.shared.known).on_left(name, changes, left);
         }
     }
@@ -319,7 +319,7 @@ impl Exchange {
     }
 
     async fn note_parked_of(&self, name: String, jobs: i64) {
-        match within_timeout(self.store().note_parked(&name, jobs)).await {
+        match within_timeout(self.store(), self.store().note_parked(&name, jobs)).await {
             Ok(sum) => drop(lock(&self.shared.known).parked.insert(name, (Instant::now(), sum))),
             Err(_) => {
                 if let Some(view) = self.shared.parts.views.get(&name) {

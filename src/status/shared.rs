@@ -138,6 +138,7 @@ impl Shared {
                 connected: lost.is_empty(),
                 lost,
                 unconfirmed: status.unconfirmed(),
+                error: status.trouble(),
                 ..Connection::default()
             },
             store: Connection {

@@ -2,11 +2,12 @@
 //! they tell, and a goodbye at the end.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use paced::lock::lock;
 use paced::time::wall_now;
-use paced::{StoreError, failpoint};
+use paced::{Store, StoreError, failpoint};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -23,8 +24,8 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Tells of this replica once.
 pub(super) async fn tell(shared: &Shared) {
     let text = lock(&shared.own).text();
-    let left = shared.parts.store.leave_summary(&shared.parts.identity.id, &text, KEPT);
-    let told = within_timeout(left).await;
+    let store = &shared.parts.store;
+    let told = within_timeout(store, store.leave_summary(&shared.parts.identity.id, &text, KEPT)).await;
     lock(&shared.known).store_error = told.err();
 }
 
@@ -35,17 +36,17 @@ pub(super) async fn keep_telling(shared: &Shared, stop: &CancellationToken) {
     }
     let goodbye = Summary::goodbye(shared.parts.identity.clone(), wall_now().0 / 1000);
     let text = goodbye.text();
-    let left = shared.parts.store.leave_summary(&goodbye.replica.id, &text, KEPT);
+    let store = &shared.parts.store;
     // Without it the others name this replica as silent after a while. It ends by itself.
-    let _ = within_timeout(left).await;
+    let _ = within_timeout(store, store.leave_summary(&goodbye.replica.id, &text, KEPT)).await;
 }
 
 /// The answer of the store, within a time-out; the error is for people.
 pub(super) async fn within_timeout<T>(
+    store: &Arc<dyn Store>,
     answer: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, String> {
-    match timeout(STORE_TIMEOUT, answer).await {
-        Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {STORE_TIMEOUT:?}")),
-    }
+    let answer = timeout(STORE_TIMEOUT, answer).await;
+    let answer = answer.unwrap_or_else(|_| Err(StoreError::no_answer(store.address(), STORE_TIMEOUT)));
+    answer.map_err(|error| error.to_string())
 }

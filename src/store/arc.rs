@@ -74,6 +74,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).changes(downstream)
     }
 
+    fn address(&self) -> Option<&str> {
+        (**self).address()
+    }
+
     fn ping(&self) -> Answer<'_, Micros> {
         (**self).ping()
     }

@@ -1,5 +1,7 @@
 //! The errors of stores.
 
+use std::time::Duration;
+
 use crate::home::NoRuntime;
 
 /// The reason why a store gave no usable answer.
@@ -36,6 +38,13 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The error for a store at this address which a caller has waited for that long.
+    #[must_use]
+    pub fn no_answer(address: Option<&str>, within: Duration) -> Self {
+        let address = address.unwrap_or("this process").to_owned();
+        Self::Unreachable { address, detail: format!("no answer within {within:?}") }
+    }
+
     /// Whether the store is away: it was not reached, did not answer in time, or reports that it cannot serve at the
     /// moment. Any other error persists until somebody fixes its cause.
     #[must_use]

@@ -341,8 +341,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// most [`LONGEST_SUMMARY`]. A store that loses its state loses the summaries.
     ///
     /// Cancel safe: the summary is left, or not.
-    fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
-        let _ = (replica, summary, ttl);
+    fn leave_summary<'a>(&'a self, _replica: &'a str, _summary: &'a str, _ttl: Duration) -> Answer<'a, ()> {
         Box::pin(async { Ok(()) })
     }
 
@@ -358,8 +357,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// loses its state loses all of them.
     ///
     /// Cancel safe: the call is made, or not.
-    fn served<'a>(&'a self, call: Served<'a>) -> Answer<'a, ServedReply> {
-        let _ = call;
+    fn served<'a>(&'a self, _call: Served<'a>) -> Answer<'a, ServedReply> {
         Box::pin(async { Ok(ServedReply::default()) })
     }
 
@@ -368,8 +366,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// state counts from 0. Redis keeps it for 400 days after the last change.
     ///
     /// Not cancel safe: it is not known whether the jobs of a dropped future are counted.
-    fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
-        let _ = (downstream, jobs);
+    fn note_parked<'a>(&'a self, _downstream: &'a str, _jobs: i64) -> Answer<'a, i64> {
         Box::pin(async { Ok(0) })
     }
 
@@ -380,13 +377,16 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
 
     /// Sets how far ahead slots are granted at most to all who work on the downstream. A store that has lost its state
     /// grants no slot within that horizon, even if the caller that detects the loss asks for none.
-    fn set_horizon(&self, downstream: &str, horizon: Duration) {
-        let _ = (downstream, horizon);
-    }
+    fn set_horizon(&self, _downstream: &str, _horizon: Duration) {}
 
     /// Subscribes to changes of a downstream's record. Notifications may be missed while the store is away; a caller
     /// that depends on them also reads the record periodically.
     fn changes(&self, downstream: &str) -> Changes;
+
+    /// The hosts and ports of its servers, without credentials, if it has any.
+    fn address(&self) -> Option<&str> {
+        None
+    }
 
     /// Reads the store's clock, which shows whether the store is reachable.
     ///

@@ -372,7 +372,8 @@ impl Subscriber {
     /// Logs a trouble once, until it changes.
     fn log_trouble(&self, trouble: &mut Episode<String>, reason: String) {
         if trouble.note(reason.clone()) {
-            warn!(downstream = %self.name(), reason, "not consuming; trying on");
+            let address = &self.settlement.options.address;
+            warn!(downstream = %self.name(), %address, reason, "not consuming; trying on");
         }
     }
 

@@ -46,3 +46,54 @@ pub(super) fn about_job(outcome: Outcome) -> Outcome {
         }
     }
 }
+
+/// The outcome of an attempt that went to the host `peer`, a `HOST:PORT`: an error without an answer names it.
+pub(super) fn naming(outcome: Outcome, peer: Option<&str>) -> Outcome {
+    let Some(peer) = peer else { return outcome };
+    let named = |detail: String| if detail.contains(peer) { detail } else { format!("{peer}: {detail}") };
+    match outcome {
+        Outcome::Unreachable { detail } => Outcome::Unreachable { detail: named(detail) },
+        Outcome::Unreadable { detail } => Outcome::Unreadable { detail: named(detail) },
+        Outcome::Retry { reason, detail, status: None, after, response } => {
+            Outcome::Retry { reason, detail: named(detail), status: None, after, response }
+        }
+        outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_without_an_answer_names_the_host() {
+        let detail = |outcome| match naming(outcome, Some("proxy:3128")) {
+            Outcome::Unreachable { detail }
+            | Outcome::Unreadable { detail }
+            | Outcome::Retry { detail, .. }
+            | Outcome::Dead { detail, .. } => detail,
+            other => panic!("{other:?}"),
+        };
+        let retry = |status| Outcome::Retry {
+            reason: "timeout",
+            detail: "no answer within 30s".to_owned(),
+            status,
+            after: None,
+            response: None,
+        };
+        assert_eq!(detail(retry(None)), "proxy:3128: no answer within 30s");
+        assert_eq!(detail(retry(Some(503))), "no answer within 30s", "it has answered");
+        let refused = Outcome::Unreachable { detail: "connection refused".to_owned() };
+        assert_eq!(detail(refused), "proxy:3128: connection refused");
+        let tunnel = "the proxy proxy:3128 answers 502";
+        assert_eq!(detail(Outcome::Unreachable { detail: tunnel.to_owned() }), tunnel);
+        assert_eq!(detail(Outcome::Unreadable { detail: "no HTTP".to_owned() }), "proxy:3128: no HTTP");
+        let built = Outcome::Dead {
+            reason: Reason::ForbiddenPath,
+            detail: "no path".to_owned(),
+            status: None,
+            response: None,
+        };
+        assert_eq!(detail(built), "no path");
+    }
+}

@@ -263,5 +263,5 @@ async fn an_answer_that_nobody_can_read_is_asked_for_once_more() {
     assert!(matches!(bench.ledger.of("once")[..], [Settled::Acked(Report { attempts: 2, .. })]));
     let letter = bench.ledger.letter("always");
     assert_eq!((letter.reason, letter.report.attempts, letter.report.status), (Reason::Status, 2, None));
-    assert_eq!(letter.detail, "the answer cannot be parsed: x");
+    assert_eq!(letter.detail, "api:443: the answer cannot be parsed: x", "it names the host");
 }

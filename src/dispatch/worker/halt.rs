@@ -193,8 +193,11 @@ impl Worker {
         match reason {
             Reason::Unreachable => {
                 self.engine.suspend(Abandoned::Unreachable);
+                let (kind, detail) = self.last_failure().unzip();
                 tracing::warn!(
                     downstream,
+                    kind,
+                    detail,
                     "the downstream cannot be reached from here: this replica takes no jobs for it until a connection opens"
                 );
             }

@@ -72,6 +72,11 @@ impl Worker {
         self.reporting.board.publish(snapshot);
     }
 
+    /// The kind of the last failure, which names its host, and its error.
+    pub(super) fn last_failure(&self) -> Option<(&str, &str)> {
+        self.reporting.failures.recent().next().map(|failure| (&*failure.kind, &*failure.detail))
+    }
+
     /// Records the end of an attempt.
     pub(super) fn on_attempt(&mut self, ending: Ending) {
         let line = self.reporting.failures.ended(ending, Instant::now());

@@ -314,6 +314,10 @@ impl Store for RedisStore {
         self.watchers.subscribe(downstream)
     }
 
+    fn address(&self) -> Option<&str> {
+        Some(self.servers.address())
+    }
+
     fn ping(&self) -> Answer<'_, Micros> {
         Box::pin(async move {
             let now = self.servers.time().await?;

@@ -189,6 +189,8 @@ async fn an_api_that_is_down_is_told_in_few_lines_and_named_by_the_state() {
             replica
                 .until("it is known as unreachable", |state| state["binding"]["reason"] == "unreachable")
                 .await;
+            let line = replica.paced.wait_line("the downstream cannot be reached from here", LONG).await;
+            assert!(line.contains(&kind), "{line}");
             site.api = poll(LONG, || async { Api::try_start(port).ok() }).await.expect("its port");
         }
         let told = replica.until("the API works", |state| state["failing"].is_null()).await;
