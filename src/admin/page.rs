@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn the_page_is_small_and_has_every_file_that_it_names() {
         let bytes: usize = FILES.iter().map(|(_, _, content)| content.len()).sum();
-        assert!(bytes <= 80 * 1024, "{bytes}");
+        assert!(bytes <= 88 * 1024, "{bytes}");
         let is_there = |name: &str| FILES.iter().any(|(path, _, _)| path.trim_start_matches('/') == name);
         for (path, _, content) in FILES {
             let quoted = content.split(['"', '\'']).filter_map(|text| text.strip_prefix("./"));

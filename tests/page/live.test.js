@@ -69,6 +69,37 @@ async function shownReleased(page, name) {
   return Number(/^([\d,]+) released/.exec(text)?.[1].replaceAll(",", "") ?? "NaN");
 }
 
+scene("counts of 0 are not shown, and a quota has a bar with its reset", async () => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url);
+  await isDrawn(page);
+  const [name, quota] = ["exports", card(page, "invoice-mailer").locator('[data-part="quotas"] li')];
+  const counts = card(page, name).locator(".counts");
+  // What was not known at first is shown for a while.
+  await until("nothing is counted", 30, async () => counts.isHidden());
+  assert.equal((await ask(a.url, `downstreams/${name}/pause`, { method: "POST", body: {} })).status, 200);
+  await stage.publish("a", name, 20);
+  const shown = counts.locator("div:visible");
+  await until("the jobs wait", 15, async () => (await figure(page, name, "waiting")) === 20);
+  // They came through the queue.
+  await until("no other count is shown", 30, async () => (await shown.allTextContents()).join() === "waiting20");
+  assert.equal((await ask(a.url, `downstreams/${name}/resume`, { method: "POST", body: {} })).status, 200);
+  await until("nothing is counted any more", 30, async () => counts.isHidden());
+
+  await stage.publish("a", "invoice-mailer", 3);
+  await until("the bar says when the quota is whole again", 30, async () =>
+    /^quota-1 29,999,\d{3} of 30,000,000 left whole again in \d+ (d|h|min)/.test(await text(quota)));
+  const { value, max, label } = await quota.locator("meter").evaluate((meter) =>
+    ({ value: meter.value, max: meter.max, label: meter.getAttribute("aria-label") }));
+  assert.ok(value < max && max === 30_000_000 && label === "What is left of quota-1", `${value} of ${max}: ${label}`);
+  assert.equal(await card(page, "billing").locator('[data-part="quotas"]').isHidden(), true, "a pace has none");
+});
+
+/** The text of an element, with single spaces. */
+async function text(locator) {
+  return (await locator.count()) === 0 ? "" : (await locator.first().textContent()).replace(/\s+/g, " ").trim();
+}
+
 scene("a daemon that is away is told of, and read again once it is back", async () => {
   const { a, b } = await replicas();
   const [page, other] = [await browser.page(a.url, { mayFail: true }), await browser.page(b.url)];

@@ -23,6 +23,9 @@ const STATES = {
 };
 const FAILING = { word: "failing", tone: "bad" };
 
+/** For how long a count is shown that has become 0, in ms: many are 0 at times, and all others would move. */
+const KEPT = 10_000;
+
 const COUNTS = ["waiting", "queued", "delayed", "retrying", "parked", "held", "sending", "settling"];
 
 /** The state of a downstream: a `word`, and a `tone` (quiet, plain, warn or bad). */
@@ -54,6 +57,8 @@ export class Card {
   #drawn = null;
   #chartKey = null;
   #details = null;
+  /** When each count was last another one than 0. */
+  #filledAt = {};
 
   constructor(name, context, isNear) {
     this.#context = context;
@@ -88,6 +93,8 @@ export class Card {
     if (this.#drawn !== this.#downstream) this.#drawState();
     this.#drawn = this.#downstream;
     this.#drawTimes(now);
+    this.#drawCounts(now);
+    this.#drawQuotas(now);
     this.#drawChart();
     this.#drawDetails();
   }
@@ -114,7 +121,6 @@ export class Card {
   #drawState() {
     const parts = this.#parts;
     const downstream = this.#downstream;
-    for (const name of COUNTS) drawCount(parts[name], downstream[name]);
     const limit = downstream.rate_limit ?? null;
     setText(parts.rate, pace(downstream.rate, periodFor(limit ?? downstream.rate)));
     setText(parts.limit, limit === null ? "no limit is a rate" : `of ${pace(limit)}`);
@@ -159,6 +165,32 @@ export class Card {
     setTime(through, downstream.through_at, throughText(downstream.through_at, now));
   }
 
+  /** A count of 0 is not shown. One that is not known is. */
+  #drawCounts(now) {
+    let isAnyShown = false;
+    for (const name of COUNTS) {
+      const number = this.#downstream[name];
+      drawCount(this.#parts[name], number);
+      if (number !== 0) this.#filledAt[name] = now;
+      const isShown = now - this.#filledAt[name] < KEPT;
+      setShown(this.#parts[name].parentElement, isShown);
+      isAnyShown ||= isShown;
+    }
+    setShown(this.#parts.counts, isAnyShown);
+  }
+
+  /** A bar for each window or quota: what is left of it, and when it is whole again. */
+  #drawQuotas(now) {
+    const { quotas } = this.#parts;
+    const items = (this.#downstream.limits ?? []).filter(({ remaining, of }) => remaining != null && of > 0);
+    syncRows(quotas, items, {
+      key: (limit) => limit.name,
+      make: () => stamp("quota-template"),
+      update: (row, limit) => drawQuota(row, limit, now),
+    });
+    setShown(quotas, items.length > 0);
+  }
+
   /** The chart changes when a step of the history is over, or the limit is another one. */
   #drawChart() {
     const { name, rate_limit: limit = null } = this.#downstream;
@@ -183,6 +215,17 @@ export class Card {
 function drawCount(element, number) {
   setText(element, count(number));
   element.classList.toggle("zero", !number);
+}
+
+function drawQuota(row, { name, remaining, of, whole_at: wholeAt }, now) {
+  setText(row.name, name);
+  setText(row.left, `${count(remaining)} of ${count(of)} left`);
+  const isUsed = remaining < of && wholeAt > now;
+  setTime(row.whole, isUsed ? wholeAt : null, isUsed ? `whole again in ${span(wholeAt - now)}` : "");
+  // The last tenth of it is in another colour.
+  const values = { max: of, low: of / 10, high: of / 10, optimum: of, value: remaining };
+  for (const [key, value] of Object.entries(values)) setAttribute(row.meter, key, String(value));
+  setAttribute(row.meter, "aria-label", `What is left of ${name}`);
 }
 
 function deadText(dead) {
