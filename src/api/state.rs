@@ -143,7 +143,10 @@ pub struct Releases {
     /// When the backlog is through, if nothing is added.
     pub through_at: Option<Millis>,
     /// The lateness of releases.
-    pub lateness: Option<Lateness>,
+    pub lateness: Option<Quantiles>,
+    /// How long the downstream takes for an answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Quantiles>,
 }
 
 /// The failures of a downstream's API.
@@ -213,9 +216,9 @@ pub struct Binding {
     pub text: String,
 }
 
-/// The lateness of releases in the last minute, in microseconds.
+/// Spans of the last minute, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lateness {
+pub struct Quantiles {
     /// The median.
     pub p50_us: u64,
     /// The 99th percentile.
@@ -332,7 +335,7 @@ mod tests {
         r#""binding":{"reason":"limit","limit":"l","since":8,"until":9,"text":"the limit l (5/s)"},"#,
         r#""waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6,"queued":7,"parked":-8,"dead":9,"#,
         r#""rate":0.1,"released":10,"delivered":11,"next_slot":12,"oldest":13,"through_at":14,"#,
-        r#""lateness":{"p50_us":15,"p99_us":16},"failing":{"since":17,"kind":"500","detail":"d","attempts":18,"#,
+        r#""lateness":{"p50_us":15,"p99_us":16},"latency":{"p50_us":23,"p99_us":24},"failing":{"since":17,"kind":"500","detail":"d","attempts":18,"#,
         r#""kinds":[{"kind":"500","count":17},{"kind":"timeout api:443","count":1}]},"#,
         r#""failures":[{"at":19,"kind":"500","detail":"d","count":20,"response":"r"},"#,
         r#"{"at":21,"kind":"404","detail":"d","count":22}],"#,

@@ -148,6 +148,10 @@ fn instants(downstream: &Downstream) -> Vec<Fact> {
         let text = format!("p50 {} µs, p99 {} µs over the last minute", late.p50_us, late.p99_us);
         facts.push(("lateness", text));
     }
+    if let Some(took) = downstream.releases.latency {
+        let [p50, p99] = [took.p50_us, took.p99_us].map(|us| format!("{:.1}", us as f64 / 1000.0));
+        facts.push(("latency", format!("p50 {p50} ms, p99 {p99} ms over the last minute")));
+    }
     facts
 }
 

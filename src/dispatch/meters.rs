@@ -181,6 +181,10 @@ impl Meters {
             Outcome::Missed => return,
         };
         duration.record(took.as_secs_f64());
+        // Where there was no request, the downstream took no time.
+        if !matches!(outcome, Outcome::Unreachable { .. } | Outcome::Dead { status: None, .. }) {
+            self.totals.on_answered(took);
+        }
     }
 
     /// Sets whether this replica takes no jobs for this reason.

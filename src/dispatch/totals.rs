@@ -3,16 +3,23 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::metric::{Kind, LATENESS_OF_RELEASE};
+use crate::metric::{DISPATCH_DURATION, Kind, LATENESS_OF_RELEASE, Metric};
 
-/// The number of upper bounds of the lateness.
+/// The numbers of upper bounds of the lateness and of the latency.
 const BOUNDS: usize = LATENESS_BOUNDS.len();
+const LATENCIES: usize = LATENCY_BOUNDS.len();
 
 /// The upper bounds of the lateness, in seconds: those of its metric.
-pub const LATENESS_BOUNDS: &[f64] = match LATENESS_OF_RELEASE.kind {
-    Kind::Histogram(bounds) => bounds,
-    Kind::Counter | Kind::Gauge => &[],
-};
+pub const LATENESS_BOUNDS: &[f64] = bounds(LATENESS_OF_RELEASE);
+/// The upper bounds of the latency, in seconds: those of its metric.
+pub const LATENCY_BOUNDS: &[f64] = bounds(DISPATCH_DURATION);
+
+const fn bounds(metric: Metric) -> &'static [f64] {
+    match metric.kind {
+        Kind::Histogram(bounds) => bounds,
+        Kind::Counter | Kind::Gauge => &[],
+    }
+}
 
 /// The totals of one downstream since its dispatcher was made. All of them are counted without a lock.
 #[derive(Debug, Default)]
@@ -22,12 +29,32 @@ pub struct Totals {
     settling: AtomicUsize,
     /// The jobs that were parked, less those that came home, since this was last taken.
     parked: AtomicI64,
-    lateness: Lateness,
+    /// How late releases were, and how long the downstream took.
+    lateness: Spans<BOUNDS>,
+    latency: Spans<LATENCIES>,
 }
 
-/// How late releases were.
-#[derive(Debug, Default)]
-struct Lateness([AtomicU64; BOUNDS]);
+/// How many spans were at most each of some bounds and more than the one before; those beyond the last count as it.
+#[derive(Debug)]
+struct Spans<const N: usize>([AtomicU64; N]);
+
+impl<const N: usize> Default for Spans<N> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl<const N: usize> Spans<N> {
+    fn add(&self, span: Duration, bounds: &[f64]) {
+        let seconds = span.as_secs_f64();
+        let bucket = bounds.iter().position(|bound| seconds <= *bound).unwrap_or(N - 1);
+        self.0[bucket].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+}
 
 impl Totals {
     /// The jobs handed to the sink; each attempt counts.
@@ -58,14 +85,21 @@ impl Totals {
     /// How many releases were late by at most each of [`LATENESS_BOUNDS`] and more than the one before; those beyond the
     /// last count as it.
     pub fn lateness(&self) -> Vec<u64> {
-        self.lateness.0.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+        self.lateness.counts()
+    }
+
+    /// The same of [`LATENCY_BOUNDS`] and of how long the downstream took for an answer, or until it was waited for no more.
+    pub fn latency(&self) -> Vec<u64> {
+        self.latency.counts()
     }
 
     pub(super) fn on_released(&self, late: Duration) {
         self.released.fetch_add(1, Ordering::Relaxed);
-        let late = late.as_secs_f64();
-        let bucket = LATENESS_BOUNDS.iter().position(|bound| late <= *bound).unwrap_or(BOUNDS - 1);
-        self.lateness.0[bucket].fetch_add(1, Ordering::Relaxed);
+        self.lateness.add(late, LATENESS_BOUNDS);
+    }
+
+    pub(super) fn on_answered(&self, took: Duration) {
+        self.latency.add(took, LATENCY_BOUNDS);
     }
 
     pub(super) fn on_delivered(&self) {
@@ -98,6 +132,9 @@ mod tests {
         let lateness = totals.lateness();
         assert_eq!((lateness[0], lateness[1], lateness[BOUNDS - 1]), (2, 1, 2));
         assert_eq!((lateness.iter().sum::<u64>(), totals.released()), (5, 5));
+        totals.on_answered(Duration::from_millis(2));
+        let at = LATENCY_BOUNDS.iter().position(|bound| *bound == 0.002_5).unwrap();
+        assert_eq!((totals.latency()[at], totals.latency().iter().sum::<u64>()), (1, 1));
     }
 
     #[test]

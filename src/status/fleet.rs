@@ -40,8 +40,9 @@ pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
             reason: own.binding.reason.clone(),
         });
     }
-    into.releases.lateness =
-        all.iter().filter_map(|(_, own)| own.releases.lateness).max_by_key(|late| late.p99_us);
+    let releases = || all.iter().map(|(_, own)| &own.releases);
+    into.releases.lateness = releases().filter_map(|own| own.lateness).max_by_key(|late| late.p99_us);
+    into.releases.latency = releases().filter_map(|own| own.latency).max_by_key(|took| took.p99_us);
     into.binding = binding(&all);
     into.health = Health { failing: failing(&all), failures: failures(&all) };
 }

@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 
 use paced::api::Millis;
-use paced::api::state::Lateness;
-use paced::dispatch::LATENESS_BOUNDS;
+use paced::api::state::Quantiles;
+use paced::dispatch::{LATENCY_BOUNDS, LATENESS_BOUNDS};
 use tokio::time::Instant;
 
 /// The number of samples that a rate is over, one a second.
 const RATE_SAMPLES: usize = 10;
 
-/// The number of samples that the lateness is over, one every [`LATENESS_EVERY`] samples.
-const LATENESS_SAMPLES: usize = 6;
-const LATENESS_EVERY: u32 = 10;
+/// The number of samples that quantiles are over, one every [`SPANS_EVERY`] samples.
+const SPANS_SAMPLES: usize = 6;
+const SPANS_EVERY: u32 = 10;
 
 /// The steps of a history: those of a quarter of an hour.
 pub(super) const HISTORY_STEPS: usize = 180;
@@ -22,22 +22,22 @@ pub(super) const HISTORY_STEPS: usize = 180;
 pub(super) struct Rates {
     /// The totals of the last seconds, the oldest first.
     released: VecDeque<(Instant, u64)>,
-    /// The counts of each bucket at the last samples of the lateness, the oldest first.
-    lateness: VecDeque<Vec<u64>>,
+    /// The counts of each bucket of the lateness and of the latency at the last samples of them, the oldest first.
+    spans: VecDeque<[Vec<u64>; 2]>,
     samples: u32,
 }
 
 impl Rates {
-    /// Records the totals at `now`; it is called once a second.
-    pub(super) fn sample(&mut self, now: Instant, released: u64, lateness: impl FnOnce() -> Vec<u64>) {
+    /// Records the totals at `now`; it is called once a second. `spans` are the counts of the lateness and of the latency.
+    pub(super) fn sample(&mut self, now: Instant, released: u64, spans: impl FnOnce() -> [Vec<u64>; 2]) {
         self.released.push_back((now, released));
         if self.released.len() > RATE_SAMPLES + 1 {
             self.released.pop_front();
         }
-        if self.samples.is_multiple_of(LATENESS_EVERY) {
-            self.lateness.push_back(lateness());
-            if self.lateness.len() > LATENESS_SAMPLES {
-                self.lateness.pop_front();
+        if self.samples.is_multiple_of(SPANS_EVERY) {
+            self.spans.push_back(spans());
+            if self.spans.len() > SPANS_SAMPLES {
+                self.spans.pop_front();
             }
         }
         self.samples = self.samples.wrapping_add(1);
@@ -57,14 +57,24 @@ impl Rates {
     }
 
     /// The lateness since the oldest sample of it, with the counts as they are now.
-    pub(super) fn lateness(&self, now: &[u64]) -> Option<Lateness> {
-        let before = self.lateness.front()?;
-        let counts: Vec<u64> =
-            now.iter().zip(before).map(|(now, before)| now.saturating_sub(*before)).collect();
-        let all: u64 = counts.iter().sum();
-        (all > 0)
-            .then(|| Lateness { p50_us: quantile(&counts, all, 0.5), p99_us: quantile(&counts, all, 0.99) })
+    pub(super) fn lateness(&self, now: &[u64]) -> Option<Quantiles> {
+        let [before, _] = self.spans.front()?;
+        quantiles(before, now, LATENESS_BOUNDS)
     }
+
+    /// The latency since the oldest sample of it, with the counts as they are now.
+    pub(super) fn latency(&self, now: &[u64]) -> Option<Quantiles> {
+        let [_, before] = self.spans.front()?;
+        quantiles(before, now, LATENCY_BOUNDS)
+    }
+}
+
+/// The quantiles of what was counted since, if anything was.
+fn quantiles(before: &[u64], now: &[u64], bounds: &[f64]) -> Option<Quantiles> {
+    let counts: Vec<u64> = now.iter().zip(before).map(|(now, before)| now.saturating_sub(*before)).collect();
+    let all: u64 = counts.iter().sum();
+    let of = |share| quantile(&counts, bounds, all, share);
+    (all > 0).then(|| Quantiles { p50_us: of(0.5), p99_us: of(0.99) })
 }
 
 /// A rate over all replicas, of a downstream of this pace. All share one even sequence of slots, so that a span common to them
@@ -86,10 +96,10 @@ fn within_noise(rate: f64, pace: Option<f64>, noise: f64) -> f64 {
     clippy::cast_sign_loss,
     reason = "counts and microseconds of a minute"
 )]
-fn quantile(counts: &[u64], all: u64, quantile: f64) -> u64 {
+fn quantile(counts: &[u64], bounds: &[f64], all: u64, quantile: f64) -> u64 {
     let rank = quantile * all as f64;
     let (mut below, mut lower) = (0.0, 0.0);
-    for (count, upper) in counts.iter().zip(LATENESS_BOUNDS) {
+    for (count, upper) in counts.iter().zip(bounds) {
         let count = *count as f64;
         if count > 0.0 && below + count >= rank {
             return ((lower + (upper - lower) * (rank - below) / count) * 1e6).round() as u64;
@@ -139,14 +149,14 @@ mod tests {
         let at = |second: u32| start + second * Duration::from_secs(1);
         assert!(rates.rate(None).abs() < f64::EPSILON);
         for second in 0..5 {
-            rates.sample(at(second), u64::from(second) * 20, Vec::new);
+            rates.sample(at(second), u64::from(second) * 20, Default::default);
         }
         assert!((rates.rate(None) - 20.0).abs() < 1e-9, "as far as is known");
         for second in 5..15 {
-            rates.sample(at(second), 100 + u64::from(second - 5) * 50, Vec::new);
+            rates.sample(at(second), 100 + u64::from(second - 5) * 50, Default::default);
         }
         assert!((rates.rate(None) - 47.0).abs() < 1e-9, "{}", rates.rate(None));
-        rates.sample(at(20), 550, Vec::new);
+        rates.sample(at(20), 550, Default::default);
         assert!((rates.rate(None) - 30.0).abs() < 1e-9, "samples may be late: {}", rates.rate(None));
     }
 
@@ -159,15 +169,15 @@ mod tests {
             for second in 0..30_u64 {
                 let at = start + Duration::from_secs(second);
                 // One goes every 600 ms.
-                rates.sample(at, (second * 1000 + phase * 10).div_ceil(600), Vec::new);
+                rates.sample(at, (second * 1000 + phase * 10).div_ceil(600), Default::default);
                 let rate = rates.rate(Some(pace));
                 assert!(rate <= pace, "{rate} of {pace} after {second} s");
                 assert!(second < 10 || rate > pace - 0.11, "{rate} of {pace} after {second} s");
             }
         }
         let (mut rates, start) = (Rates::default(), Instant::now());
-        rates.sample(start, 0, Vec::new);
-        rates.sample(start + Duration::from_secs(10), 18, Vec::new);
+        rates.sample(start, 0, Default::default);
+        rates.sample(start + Duration::from_secs(10), 18, Default::default);
         assert!((rates.rate(Some(pace)) - 1.8).abs() < 1e-6, "two more than there is room for are too many");
     }
 
@@ -209,13 +219,17 @@ mod tests {
         assert_eq!(rates.lateness(&counts(1, 1)), None);
         let now = Instant::now();
         for second in 0..60 {
-            rates.sample(now, 0, || counts(1000 * second, 0));
+            rates.sample(now, 0, || [counts(1000 * second, 0), vec![0; LATENCY_BOUNDS.len()]]);
         }
         assert_eq!(rates.lateness(&counts(0, 0)), None, "nothing was released");
         // The first of seven samples is forgotten.
-        rates.sample(now, 0, || counts(60_000, 0));
+        rates.sample(now, 0, || [counts(60_000, 0), vec![0; LATENCY_BOUNDS.len()]]);
         let late = rates.lateness(&counts(60_000, 50_000)).unwrap();
-        assert_eq!(late, Lateness { p50_us: 10, p99_us: 20 });
+        assert_eq!(late, Quantiles { p50_us: 10, p99_us: 20 });
+        let mut took = vec![0; LATENCY_BOUNDS.len()];
+        assert_eq!(rates.latency(&took), None);
+        took[0] = 4;
+        assert_eq!(rates.latency(&took), Some(Quantiles { p50_us: 50, p99_us: 99 }));
     }
 
     #[test]

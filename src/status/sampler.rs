@@ -151,7 +151,7 @@ fn time((instant, wall): (Instant, Micros), at: Instant) -> Micros {
 impl Sampled {
     fn sample(&mut self, name: &str, now: Instant, is_attached: bool, anchor: (Instant, Micros)) -> Own {
         let (snapshot, totals) = (self.view.snapshot(), self.view.totals());
-        self.rates.sample(now, totals.released(), || totals.lateness());
+        self.rates.sample(now, totals.released(), || [totals.lateness(), totals.latency()]);
         let reason = binding_log::reason(&snapshot, is_attached);
         let limit = snapshot.binding.limit();
         let millis = |at: Instant| time(anchor, at).0 / 1000;
@@ -183,6 +183,7 @@ impl Sampled {
                 next_slot: snapshot.next_slot.map(millis),
                 oldest: snapshot.oldest.map(|at| at.0 / 1000),
                 lateness: self.rates.lateness(&totals.lateness()),
+                latency: self.rates.latency(&totals.latency()),
             },
             failing: snapshot.outage.as_ref().map(|outage| failing(outage, millis(outage.since))),
             failures: snapshot

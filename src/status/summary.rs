@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use paced::api::Millis;
-use paced::api::state::{Counts, Failing, Failure, Lateness};
+use paced::api::state::{Counts, Failing, Failure, Quantiles};
 use serde::{Deserialize, Serialize};
 
 /// The version of the form. A summary of another one is left out.
@@ -92,7 +92,9 @@ pub(super) struct OwnReleases {
     #[serde(rename = "o", default, skip_serializing_if = "is_default")]
     pub(super) oldest: Option<Millis>,
     #[serde(rename = "q", default, skip_serializing_if = "is_default")]
-    pub(super) lateness: Option<Lateness>,
+    pub(super) lateness: Option<Quantiles>,
+    #[serde(rename = "a", default, skip_serializing_if = "is_default")]
+    pub(super) latency: Option<Quantiles>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -183,7 +185,7 @@ mod tests {
             r#"{"v":1,"replica":{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2},"at":3,"#,
             r#""amqp":true,"store":false,"downstreams":{"billing":{"#,
             r#""c":{"waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6},"b":"limit","l":"m","s":7,"#,
-            r#""u":8,"r":9,"d":10,"p":0.5,"n":11,"o":12,"q":{"p50_us":13,"p99_us":14},"#,
+            r#""u":8,"r":9,"d":10,"p":0.5,"n":11,"o":12,"q":{"p50_us":13,"p99_us":14},"a":{"p50_us":20,"p99_us":21},"#,
             r#""f":{"since":15,"kind":"500","detail":"d","attempts":16,"kinds":[{"kind":"500","count":16}]},"#,
             r#""fs":[{"at":17,"kind":"500","detail":"d","count":18,"response":"r"}],"e":"away","h":19},"#,
             r#""idle":{"b":"","s":0}}}"#,

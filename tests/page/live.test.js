@@ -29,6 +29,8 @@ scene("figures and charts move with the jobs", async () => {
   const shown = await figure(page, "billing", "highest");
   assert.ok(highest < 55 && shown < 55, `${highest} and ${shown} at an even pace of 50`);
   const waiting = await figure(page, "billing", "waiting");
+  const latency = await card(page, "billing").locator('[data-part="latency"]').textContent();
+  assert.match(latency, /^[\d.]+ (µs|ms|s), p99 [\d.]+ (µs|ms|s)$/);
   await until("fewer jobs wait", 5, async () => (await figure(page, "billing", "waiting")) < waiting);
   await until("nothing waits", 30, async () => (await figure(page, "billing", "waiting")) === 0);
   // A rate over two replicas is that of ten seconds which ended up to ten seconds ago.

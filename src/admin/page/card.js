@@ -124,8 +124,10 @@ export class Card {
     const limit = downstream.rate_limit ?? null;
     setText(parts.rate, pace(downstream.rate, periodFor(limit ?? downstream.rate)));
     setText(parts.limit, limit === null ? "no limit is a rate" : `of ${pace(limit)}`);
-    const { p50_us: p50, p99_us: p99 } = downstream.lateness ?? {};
-    setText(parts.lateness, p50 == null ? unknown : `${microseconds(p50)}, p99 ${microseconds(p99)}`);
+    for (const name of ["lateness", "latency"]) {
+      const { p50_us: p50, p99_us: p99 } = downstream[name] ?? {};
+      setText(parts[name], p50 == null ? unknown : `${microseconds(p50)}, p99 ${microseconds(p99)}`);
+    }
     this.#drawNotes();
     this.#drawButtons();
   }

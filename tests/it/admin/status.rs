@@ -53,6 +53,9 @@ async fn each_replica_tells_of_all_with_right_sums() {
     for replica in [&one, &other] {
         let all = replica.until("all are delivered", |state| sum(state, "delivered") == JOBS as u64).await;
         assert_eq!(sum(&all, "released"), JOBS as u64, "{all}");
+        let took =
+            replica.until("the latency is told", |state| state["latency"]["p99_us"].as_u64() > Some(0)).await;
+        assert!(took["latency"]["p50_us"].as_u64() <= took["latency"]["p99_us"].as_u64(), "{took}");
     }
     assert_eq!(site.api.count(), JOBS);
     let output = other.tool(TOKEN, &["status"]).await;
