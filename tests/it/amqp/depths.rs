@@ -39,6 +39,8 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     let depths = amqp.depths();
     assert_eq!((depths.of("billing"), depths.unroutable()), (None, None));
     let mut source = amqp.source("billing").unwrap();
+    // A queue is there, and is looked at, before it is bound: what is published until then is unroutable.
+    until("the consumer", async || amqp.is_attached("billing")).await;
     until("the first queue", async || lengths(&depths, "billing") == Some((0, Some(0)))).await;
     // The queue of the other downstream does not exist, which costs channels, and harms nobody.
     assert_eq!(depths.of("theirs"), None);
