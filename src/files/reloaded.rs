@@ -15,6 +15,9 @@ use crate::episode::Episode;
 use crate::failpoint;
 use crate::lock::lock;
 
+/// How often files are read in one turn, where one changes while they are read: what was read may be old and new in part.
+const MOST_READS: usize = 3;
+
 /// How long files must have been unusable before that is logged: they are rarely replaced all at once.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -206,9 +209,9 @@ impl<T> Turn<T> {
     }
 
     /// Reads the files, which had these stamps before.
-    fn read(&mut self, stamps: Stamps) -> Result<bool, String> {
+    fn read(&mut self, mut stamps: Stamps) -> Result<bool, String> {
         let begun = Instant::now();
-        let result = self.make();
+        let result = self.make(&mut stamps);
         if result.is_ok() {
             self.progress.loaded = Some(stamps);
             self.progress.failure.end();
@@ -218,10 +221,11 @@ impl<T> Turn<T> {
         result
     }
 
-    /// Makes the value anew, and puts it in use unless its source was replaced meanwhile.
-    fn make(&self) -> Result<bool, String> {
+    /// Makes the value anew, and puts it in use unless its source was replaced meanwhile. The stamps are those that the files
+    /// had before they were read, and are changed where files are read again since one has changed meanwhile.
+    fn make(&self, stamps: &mut Stamps) -> Result<bool, String> {
         let old = Arc::clone(&lock(&self.in_use).value);
-        let Some(value) = (self.source.read)(&old)? else { return Ok(false) };
+        let Some(value) = self.read_settled(&old, stamps)? else { return Ok(false) };
         let mut in_use = lock(&self.in_use);
         if !in_use.source.as_ref().is_some_and(|now| Arc::ptr_eq(now, &self.source)) {
             return Ok(false);
@@ -232,6 +236,20 @@ impl<T> Turn<T> {
         drop(old);
         (self.source.log)(Ok(()));
         Ok(true)
+    }
+
+    /// Reads the files, again while one changes meanwhile, a few times at most.
+    fn read_settled(&self, old: &T, before: &mut Stamps) -> Result<Option<T>, String> {
+        let mut read = (self.source.read)(old);
+        for _ in 1..MOST_READS {
+            let after = stamps(&self.source.files);
+            if after == *before {
+                break;
+            }
+            *before = after;
+            read = (self.source.read)(old);
+        }
+        read
     }
 }
 

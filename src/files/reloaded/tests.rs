@@ -109,6 +109,38 @@ async fn files_are_read_when_they_change_and_at_a_call() {
     assert_eq!(fixed.read().await, Ok(false));
 }
 
+/// Files that are made longer after they were read and before that is known, so many times.
+fn changing(pair: &Arc<Pair>, reads: usize) -> Source<String> {
+    let (theirs, left) = (Arc::clone(pair), AtomicUsize::new(reads));
+    let read = move |_: &String| {
+        let text = theirs.text()?;
+        if left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            let longer = format!("{text}+");
+            theirs.put([&longer, &longer]);
+        }
+        Ok(Some(text))
+    };
+    Source { files: pair.files.clone(), read: Box::new(read), log: pair.log() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_change_while_they_are_read_are_read_to_the_end_and_told_of_once() {
+    let (_folder, pair, _) = loaded("1");
+    let reloaded = Reloaded::new(String::new(), Some(changing(&pair, 1)));
+    reloaded.refresh().await;
+    assert_eq!((reloaded.current().as_str(), pair.seen()), ("1+", (2, lines(&["changed"]))));
+    reloaded.refresh().await;
+    assert_eq!(pair.seen(), (0, vec![]), "it was read to the end");
+    // Files that always change keep nobody waiting, and are read again in the next turn.
+    let reloaded = Reloaded::new(String::new(), Some(changing(&pair, 4)));
+    reloaded.refresh().await;
+    assert_eq!(pair.seen(), (3, lines(&["changed"])));
+    reloaded.refresh().await;
+    assert_eq!(pair.seen(), (2, lines(&["changed"])));
+    reloaded.refresh().await;
+    assert_eq!(pair.seen(), (0, vec![]));
+}
+
 #[tokio::test(start_paused = true)]
 async fn files_that_are_replaced_one_by_one_are_no_failure() {
     let (_folder, pair, reloaded) = loaded("1");
