@@ -139,12 +139,12 @@ impl Flight {
                 paused.store(true, Ordering::Relaxed);
                 return false;
             }
-            let late = deadline.late();
+            let (late, at) = (deadline.late(), wall_now());
             let in_time = late <= preflight.tolerance.while_connecting;
             // If a connection turns out to be closed, the check runs twice, and the job is sent once.
             if in_time && handed_over.set(late).is_ok() {
                 context.meters.release(late);
-                job_log::released(&context.downstream, &entry.job.id, *slot, late);
+                job_log::released(&context.downstream, &entry.job.id, *slot, late, at);
             }
             in_time
         };

@@ -8,10 +8,11 @@ use crate::time::Micros;
 /// The target of these lines.
 pub const TARGET: &str = "paced::jobs";
 
-/// Logs, at the level DEBUG, that a job is handed to its API now: its slot, and how long after that. The line of a job is
-/// written when it is settled; by these lines the pace is judged at the moment of release, that of failed attempts too.
-pub(super) fn released(downstream: &str, id: &str, slot: Micros, late: Duration) {
-    tracing::debug!(target: TARGET, downstream, id, slot = slot.0, ?late, "released");
+/// Logs, at the level DEBUG, that a job is handed to its API: its slot, how long after that, and when that was on the wall
+/// clock (µs since the epoch), since the line itself takes time. The line of a job is written when it is settled; by these
+/// lines the pace is judged at the moment of release, that of failed attempts too.
+pub(super) fn released(downstream: &str, id: &str, slot: Micros, late: Duration, at: Micros) {
+    tracing::debug!(target: TARGET, downstream, id, slot = slot.0, ?late, at = at.0, "released");
 }
 
 /// Logs a job that was delivered: its slot (µs since the epoch, on the store's clock), how long it waited since it was

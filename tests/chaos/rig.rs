@@ -257,7 +257,8 @@ fn hand_over(line: &str) -> Option<(Timestamp, Duration)> {
         return None;
     }
     let line: Value = serde_json::from_str(line).unwrap();
-    Some((line["timestamp"].as_str().unwrap().parse().unwrap(), late(line["late"].as_str().unwrap())))
+    let at = Timestamp::from_microsecond(line["at"].as_i64().unwrap()).unwrap();
+    Some((at, late(line["late"].as_str().unwrap())))
 }
 
 /// These in the unit and on the clock of [`stamp`].

@@ -41,9 +41,9 @@ pub(crate) struct Run {
 /// A job that was handed over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HandOver {
-    /// When the line in the replica's log was written, on the clock of the arrivals.
+    /// When the replica looked at the clock for the last time, on the clock of the arrivals.
     pub(crate) at: u64,
-    /// How late it was by the replica's last look at the clock: an interval at most.
+    /// How late it was by that look: an interval at most.
     pub(crate) late: Duration,
 }
 
@@ -137,8 +137,8 @@ impl Run {
         let handed_over = &self.handed_over[since(&self.handed_over)..];
         for window in WINDOWS {
             for held in windows(handed_over, window) {
-                // A replica may lose its processor between its last look at the clock and the line in its log. By that look
-                // a job may be late by nearly an interval, so that a shorter stall is enough for one more.
+                // A replica may lose its processor within its last look, which reads two clocks. By one of them a job may be
+                // late by nearly an interval, so that a shorter stall is enough for one more.
                 let late = self.late.get(&held[0]).copied().unwrap_or_default();
                 let most = count::allowed(self.rate, window) + self.held_up(held[0], late);
                 self.assert_within(held, most, excuses, || "handed over".to_owned());
