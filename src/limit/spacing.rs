@@ -12,8 +12,9 @@ const LEAST_TOLERANCE: Duration = Duration::from_millis(5);
 const INTERVAL_TOLERANCE: Duration = Duration::from_millis(50);
 
 /// The room for what passes between the last look at the clock and the hand-over, in which a process may lose its
-/// processor: a job that is let through at that look is handed over no later than its tolerance without it.
-pub(crate) const HAND_OVER: Duration = Duration::from_micros(500);
+/// processor, and for what replicas take the store's clock to be, which differs by some tenths of a millisecond: a job that
+/// is let through at that look is handed over no later than its tolerance without it.
+pub(crate) const HAND_OVER: Duration = Duration::from_millis(1);
 
 impl LimitSet {
     /// The pace: the rate of the slowest limit that spaces jobs out ([`Limit::is_even`]), or of alternatives that of the

@@ -39,7 +39,7 @@ fn how_late_a_job_may_be_is_a_matter_of_what_spaces_slots_out() {
         (vec![minute], 50 * MS, 60 * MS),
     ] {
         let mut bench = bench(limits.clone());
-        let [tolerance, opening] = [tolerance, opening].map(|before| before - MS / 2);
+        let [tolerance, opening] = [tolerance, opening].map(|before| before - MS);
         let expected = Tolerance { at_handover: tolerance, while_connecting: opening };
         assert_eq!(Tolerance::of(&bench.options.settings()), expected, "{limits:?}");
         // The tightest plan determines it.

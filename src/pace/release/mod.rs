@@ -263,8 +263,8 @@ mod tests {
         {
             let tolerance = Tolerance::of(&settings(rate, OnLimit::Wait));
             let expected = Tolerance {
-                at_handover: MS * at_handover - MS / 2,
-                while_connecting: MS * while_connecting - MS / 2,
+                at_handover: MS * at_handover - MS,
+                while_connecting: MS * while_connecting - MS,
             };
             assert_eq!(tolerance, expected, "{rate}");
         }
