@@ -39,7 +39,7 @@ demo: ## Watch 1 000 jobs go to an API at 100/s, through two replicas (no setup 
 	@tests/support/install-beside.sh "" $(CARGO) build --release --locked --features demo --bin paced --bin paced-demo
 	@$(CARGO) run --release --locked --quiet --features demo --bin paced-demo -- $(ARGS)
 
-tour: ## Run the README's commands, in their order, on private servers (PACED=DIR: with DIR/paced)
+tour: ## Run the commands of the README and docs/tour.md, in their order, on private servers (PACED=DIR: with DIR/paced)
 	@tests/support/install-servers.sh tests
 	@tests/support/readme-tour.sh
 

@@ -121,7 +121,8 @@ pub use store::{MemoryHandle, MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};
 
-/// The README's snippets, which are compiled as doctests.
+/// The snippets of the README and of the page on embedding, which are compiled as doctests.
 #[cfg(all(doctest, feature = "config", feature = "redis"))]
 #[doc = include_str!("../README.md")]
+#[doc = include_str!("../docs/embed.md")]
 pub struct Readme;

@@ -374,9 +374,9 @@ async fn a_terminal_shows_how_far_it_is() {
 }
 
 #[tokio::test]
-async fn the_reload_of_the_readme_reaches_daemons_and_no_pipe() {
-    let readme = include_str!("../../README.md");
-    let line = readme.lines().find(|line| line.contains("# reads the file again")).unwrap();
+async fn the_reload_of_the_tour_reaches_daemons_and_no_pipe() {
+    let tour = include_str!("../../docs/tour.md");
+    let line = tour.lines().find(|line| line.contains("# reads the file again")).unwrap();
     let pattern = line.strip_prefix("pkill -HUP -f '").and_then(|rest| rest.split('\'').next()).expect(line);
     let (api, files) = (Api::start(), Files::of_jobs(1000));
     let config = "[downstreams.a]\nrate = '1/s'\nhttp.base_url = 'http://127.0.0.1:1/'\n";

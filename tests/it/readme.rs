@@ -1,4 +1,4 @@
-//! The README's snippets, run: they are what people try first.
+//! The snippets of the README and of docs/embed.md, run: they are what people try first.
 
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crate::support::servers::redis;
 use crate::support::{LONG, real_now, unique};
 
 const README: &str = include_str!("../../README.md");
+const EMBED: &str = include_str!("../../docs/embed.md");
 
 mod worker {
     include!("readme/worker.rs");
@@ -44,22 +45,21 @@ mod limiter {
     }
 }
 
-/// The blocks of a language.
-fn blocks(language: &str) -> Vec<&'static str> {
+/// The blocks of a language on a page.
+fn blocks(page: &'static str, language: &str) -> Vec<&'static str> {
     let begin = format!("```{language}\n");
-    let rest = README.split(begin.as_str()).skip(1);
+    let rest = page.split(begin.as_str()).skip(1);
     rest.map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
 #[test]
-fn the_snippets_that_are_run_here_are_those_of_the_readme() {
-    let run = [
-        include_str!("readme/worker.rs"),
-        include_str!("readme/shaper.rs"),
-        include_str!("readme/limiter.rs"),
-    ];
-    assert_eq!(blocks("rust"), run);
-    assert!(!README.contains("```rust,"), "each is run");
+fn the_snippets_that_are_run_here_are_those_of_the_pages() {
+    assert_eq!(blocks(README, "rust"), [include_str!("readme/worker.rs")]);
+    let run = [include_str!("readme/shaper.rs"), include_str!("readme/limiter.rs")];
+    assert_eq!(blocks(EMBED, "rust"), run);
+    for page in [README, EMBED] {
+        assert!(!page.contains("```rust,"), "each is run");
+    }
 }
 
 /// The limits of a downstream of a block of TOML.
@@ -85,7 +85,7 @@ fn slots(limits: &LimitSet, calls: usize) -> Vec<u128> {
 
 #[test]
 fn the_configuration_releases_what_it_says() {
-    let toml = blocks("toml");
+    let toml = blocks(README, "toml");
     let slots_of = slots(&limits(toml[0], "billing").limits, 1001);
     assert_eq!(slots_of[..4], [0, 20, 40, 60], "50/s");
     assert_eq!(slots_of[999], 19_980, "1 000 of them");

@@ -220,7 +220,7 @@ fn the_texts_of_troubleshooting_are_those_of_the_program() {
 #[test]
 fn every_command_of_the_pages_exists_with_its_options() {
     let mut number = 0;
-    for name in ["troubleshooting.md", "operations.md", "cancelling.md", "../README.md"] {
+    for name in ["troubleshooting.md", "operations.md", "cancelling.md", "tour.md", "../README.md"] {
         let page = page(name);
         for command in commands(&page) {
             let words: Vec<&str> = command.split_whitespace().skip(1).collect();

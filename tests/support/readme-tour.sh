@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs the commands of the README as they stand there, in their order: the blocks below comments such as `<!-- tour: check -->`.
+# Runs the commands of the README and of docs/tour.md as they stand there, in their order: the blocks below comments such as
+# `<!-- tour: check -->`.
 # A block of `sh` is run; another one is written to the file that the comment names. Around them are a private Redis, a
 # private RabbitMQ and an API, on the ports that the README has, which end with this script; and after each block it is looked
-# whether it did what the README says.
+# whether it did what the page says.
 #
 # Usage: readme-tour.sh            builds paced, as the README does
 #        PACED=DIR readme-tour.sh  takes DIR/paced instead
@@ -140,7 +141,7 @@ awk -v folder="$blocks" '
     /^```/ && inside { close(file); inside = 0; name = ""; next }
     /^```/ && name != "" { kind = substr($0, 4); file = sprintf("%s/%02d %s %s", folder, ++number, kind, name); inside = 1; next }
     inside { print > file }
-' "$here/README.md"
+' "$here/README.md" "$here/docs/tour.md"
 
 before() {
     case $1 in
@@ -227,5 +228,5 @@ for block in "$blocks"/*; do
     after "$name"
 done
 [ -z "${KEEP:-}" ] || { echo "== log" && cat "$folder/run.log"; } >>"$KEEP"
-[ "$(ls "$blocks" | wc -l)" -ge 10 ] || fail "the README has fewer blocks than it had"
-echo "readme-tour: every command did what the README says"
+[ "$(ls "$blocks" | wc -l)" = 12 ] || fail "the README and docs/tour.md have other blocks than they had"
+echo "readme-tour: every command did what the pages say"
