@@ -129,7 +129,7 @@ pub const ORPHANS: Metric = gauge(
 /// Replicas that have ceased to tell of themselves.
 pub const SILENT_REPLICAS: Metric = gauge(
     "paced_silent_replicas",
-    "Other replicas that have not been heard from for 20 s, and that did not end in order; each is counted for a quarter of an hour at most. Each replica hears by itself: take the maximum, not the sum.",
+    "Other replicas that have been silent for 20 s, and that did not end in order; each is counted for a quarter of an hour at most. Each replica hears by itself: take the maximum, not the sum.",
 );
 /// Replicas whose files differ.
 pub const STRAY_REPLICAS: Metric = gauge(

@@ -20,7 +20,8 @@ const STORE_TIMEOUT: Duration = Duration::from_millis(750);
 const MAX_ANSWER_AGE: Duration = Duration::from_secs(1);
 
 /// Why a downstream is not ready whose limits in the store this version cannot use.
-const UNUSABLE_TERMS: &str = "the limits in the store cannot be used by this replica, so that its jobs are held; see `paced terms show`";
+const UNUSABLE_TERMS: &str =
+    "this replica cannot use the limits in the store, so that its jobs are held; see `paced terms show`";
 
 /// How long a queue is not consumed before the daemon is ready without it, if others are: a replica that starts, or that
 /// has lost the broker, has all of them again by then.

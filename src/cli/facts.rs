@@ -44,13 +44,13 @@ pub(super) fn failing(failing: &Failing, now: i64) -> String {
     format!("failing {}: {}", ago(failing.since, now), failing.kinds())
 }
 
-/// How many replicas there are, and how many are not heard from, or unknown since the store does not answer.
+/// How many replicas there are, and how many are silent, or unknown since the store does not answer.
 pub(super) fn fleet(state: &State) -> String {
     let replicas = state.fleet.replicas.len();
     match state.fleet.silent.len() {
         0 => format!("{replicas} replica(s)"),
         others if !state.store.connected => format!("{replicas} replica(s) and {others} unknown"),
-        silent => format!("{replicas} replica(s) and {silent} NOT HEARD FROM"),
+        silent => format!("{replicas} replica(s) and {silent} SILENT"),
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) fn broker(state: &State) -> String {
     let queues = out::printable(&state.amqp.unconfirmed.join(", "));
     match state.amqp.lost.as_slice() {
         [] if state.amqp.connected && queues.is_empty() => "RabbitMQ ok".to_owned(),
-        [] if state.amqp.connected => format!("RabbitMQ ok, but not for what is published to {queues}"),
+        [] if state.amqp.connected => format!("RabbitMQ ok, but it does not confirm messages to {queues}"),
         // A daemon of before says no more than what is lost.
         lost => {
             let trouble = state.amqp.error.clone().unwrap_or_else(|| lost.join(", "));

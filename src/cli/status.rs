@@ -76,7 +76,7 @@ fn show(global: &Global, args: &Args, state: &State) -> Result<(), Exit> {
         (Output::Human, None) => {
             out::line(head(state))?;
             state.unclaimed.orphans.iter().try_for_each(|orphan| out::line(unserved(orphan)))?;
-            unheard(state).into_iter().try_for_each(out::line)?;
+            silent_replicas(state).into_iter().try_for_each(out::line)?;
             out::line("")?;
             let rows: Vec<[String; 10]> =
                 state.downstreams.iter().map(|downstream| row(downstream, state.now)).collect();
@@ -104,29 +104,29 @@ fn head(state: &State) -> String {
 
 /// A downstream that no replica serves any more, in a line.
 fn unserved(Orphan { name, since }: &Orphan) -> String {
-    let since = since.map(|at| format!(" since {} UTC", out::instant(at))).unwrap_or_default();
+    let served = since.map(|at| format!(" (last served {} UTC)", out::instant(at))).unwrap_or_default();
     out::printable(&format!(
-        "{name}: no replica serves it{since}, and its queues go on taking jobs; see `paced downstream --help`"
+        "{name}: no replica serves it{served}, and its queues go on taking jobs; see `paced downstream --help`"
     ))
 }
 
-/// The most replicas that are named as not heard from.
-const MAX_UNHEARD: usize = 10;
+/// The most silent replicas that are named.
+const MAX_SILENT: usize = 10;
 
-/// The replicas that have not been heard from, or are unknown since the store does not answer, in a line each.
-fn unheard(state: &State) -> Vec<String> {
-    let how = match state.store.connected {
-        true => "has not been heard from for",
-        false => "is unknown while the store does not answer; nothing was heard for",
-    };
+/// The replicas that are silent, or unknown since the store does not answer, in a line each.
+fn silent_replicas(state: &State) -> Vec<String> {
     let line = |Silent { id, host, pid, seen_at }: &Silent| {
         let span = parts::for_people(state.now - seen_at);
-        out::printable(&format!("replica {id} ({host}, process {pid}) {how} {span}"))
+        let how = match state.store.connected {
+            true => format!("has been silent for {span}"),
+            false => format!("is unknown while the store does not answer; it last reported {span} ago"),
+        };
+        out::printable(&format!("replica {id} ({host}, process {pid}) {how}"))
     };
     let silent = &state.fleet.silent;
-    let mut lines: Vec<String> = silent.iter().take(MAX_UNHEARD).map(line).collect();
-    if silent.len() > MAX_UNHEARD {
-        lines.push(format!("and {} more replicas", silent.len() - MAX_UNHEARD));
+    let mut lines: Vec<String> = silent.iter().take(MAX_SILENT).map(line).collect();
+    if silent.len() > MAX_SILENT {
+        lines.push(format!("and {} more replicas", silent.len() - MAX_SILENT));
     }
     lines
 }
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_most_ten_replicas_are_named_as_not_heard_from_and_as_unknown_while_the_store_is_away() {
+    fn at_most_ten_replicas_are_named_as_silent_and_as_unknown_while_the_store_is_away() {
         let silent = |number: u32| Silent {
             id: format!("r{number}"),
             host: "h".to_owned(),
@@ -177,15 +177,15 @@ mod tests {
         };
         let mut state = State { now: 31_000, ..State::default() };
         state.store.connected = true;
-        assert!(unheard(&state).is_empty());
+        assert!(silent_replicas(&state).is_empty());
         state.fleet.silent = (0..12).map(silent).collect();
-        let lines = unheard(&state);
-        assert_eq!(lines[0], "replica r0 (h, process 0) has not been heard from for 30 s");
+        let lines = silent_replicas(&state);
+        assert_eq!(lines[0], "replica r0 (h, process 0) has been silent for 30 s");
         assert_eq!((lines.len(), lines[10].as_str()), (11, "and 2 more replicas"));
         state.store.connected = false;
         assert_eq!(
-            unheard(&state)[0],
-            "replica r0 (h, process 0) is unknown while the store does not answer; nothing was heard for 30 s"
+            silent_replicas(&state)[0],
+            "replica r0 (h, process 0) is unknown while the store does not answer; it last reported 30 s ago"
         );
         assert!(head(&state).starts_with("paced : 0 replica(s) and 12 unknown, "), "{}", head(&state));
     }

@@ -139,16 +139,13 @@ impl News {
         if !self.begun.is_empty() {
             tracing::warn!(
                 replicas = words::some_of(&self.begun),
-                "replicas have not been heard from for {}: they hang, were killed, or do not reach the store",
+                "replicas have been silent for {}: they hang, were killed, or do not reach the store",
                 words::span(failpoint::interval(LASTING))
             );
         }
         if !self.ended.is_empty() {
             let replicas = words::some_of(&self.ended);
-            tracing::info!(
-                replicas,
-                "these replicas are heard from again, have ended in order, or were replaced"
-            );
+            tracing::info!(replicas, "these replicas report again, have ended in order, or were replaced");
         }
     }
 }

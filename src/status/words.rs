@@ -18,7 +18,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
     let end = |until: Option<Millis>| until.map_or_else(String::new, |at| format!(" until {}", instant(at)));
     match binding.reason.as_str() {
         "idle" => match downstream.queues.parked.filter(|parked| *parked > 0) {
-            Some(parked) => format!("nothing may go yet: {parked} parked in the broker"),
+            Some(parked) => format!("no job may be released yet: {parked} parked in the broker"),
             None => "nothing to do".to_owned(),
         },
         "starting" => "the limits in force are not known yet".to_owned(),
@@ -31,9 +31,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
                 None => format!("the limit {name}{rate}"),
             }
         }
-        "concurrency" => {
-            "as many jobs are being sent as `concurrency` allows: the API takes long for this pace".to_owned()
-        }
+        "concurrency" => "`concurrency` is reached: the API is slow for this pace".to_owned(),
         RESUMING => "resumed; the replicas go on in a moment".to_owned(),
         "paused" => {
             let pause = downstream.terms.pause.as_ref();
@@ -54,7 +52,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
         "broker" => "the queue is not consumed: RabbitMQ is away, or refuses".to_owned(),
         "unreachable" => "the API cannot be reached".to_owned(),
         "unauthorized" => "the API refuses the credentials".to_owned(),
-        "terms" => "the limits in the store cannot be used by this replica".to_owned(),
+        "terms" => "this replica cannot use the limits in the store".to_owned(),
         other => other.to_owned(),
     }
 }
@@ -140,7 +138,7 @@ mod tests {
         );
         assert_eq!(said("idle", None, |_| ()), "nothing to do");
         let parked = said("idle", None, |downstream| downstream.queues.parked = Some(3));
-        assert_eq!(parked, "nothing may go yet: 3 parked in the broker");
+        assert_eq!(parked, "no job may be released yet: 3 parked in the broker");
         let pause = |downstream: &mut Downstream| {
             let (by, reason) = (Some("127.0.0.1:1".to_owned()), Some("maintenance".to_owned()));
             downstream.terms.pause = Some(Pause { by, reason, ..Pause::default() });

@@ -175,7 +175,7 @@ function brokerHealth({ connected, lost, unconfirmed }) {
   const isGood = connected && !lost?.length && !unconfirmed?.length;
   if (!connected) return { text: "RabbitMQ away", isGood };
   if (unconfirmed?.length && !lost?.length) {
-    return { text: `RabbitMQ connected, but not for what is published to ${unconfirmed.join(", ")}`, isGood };
+    return { text: `RabbitMQ connected, but it does not confirm messages to ${unconfirmed.join(", ")}`, isGood };
   }
   return { text: isGood ? "RabbitMQ connected" : `RabbitMQ connected, but not for ${lost.join(", ")}`, isGood };
 }
@@ -188,8 +188,8 @@ function titleText() {
 
 function drawFleet(replicas, silent) {
   setShown(byId("fleet"), replicas.length > 0);
-  const unheard = silent.length ? `, ${count(silent.length)} ${state.store.connected ? "not heard from" : "unknown"}` : "";
-  setText(byId("fleet-summary"), `${countOf(replicas.length, "replica")}${unheard}`);
+  const others = silent.length ? `, ${count(silent.length)} ${state.store.connected ? "silent" : "unknown"}` : "";
+  setText(byId("fleet-summary"), `${countOf(replicas.length, "replica")}${others}`);
   syncRows(byId("replicas"), [...replicas, ...silent.slice(0, 10)], {
     key: (replica) => replica.id,
     make: () => ({ element: document.createElement("li") }),
@@ -198,7 +198,7 @@ function drawFleet(replicas, silent) {
 }
 
 function silentText({ host, pid, seen_at: seen }) {
-  return `${host}, process ${pid}, not heard from for ${span(context.now - seen)}`;
+  return `${host}, process ${pid}, silent for ${span(context.now - seen)}`;
 }
 
 function replicaText({ host, pid, version, started_at: started, seen_at: seen, is_me: isMe, amqp, store }) {

@@ -66,8 +66,8 @@ pub(super) fn margin(downstream: &Downstream, now: i64) -> Option<Fact> {
     }
     let count = throttled.count;
     let text = format!(
-        "429 came {count} time(s) at the pace of the limits; if the API counts in any window, arrivals that jitter break \
-         its count: margin = \"{}\" on that limit gives them room",
+        "429 came {count} time(s) although paced kept the limits; if the API counts in any window, jitter of arrivals \
+         exceeds its limit: set margin = \"{}\" on that limit",
         micros(margin)
     );
     Some(("margin", text))

@@ -87,7 +87,7 @@ fn head(state: &State) -> String {
     let silent = match state.fleet.silent.len() {
         0 => String::new(),
         others if !state.store.connected => format!("  {others} unknown"),
-        silent => format!("  {silent} NOT HEARD FROM"),
+        silent => format!("  {silent} SILENT"),
     };
     let amqp = facts::broker(state);
     let unroutable = state.unclaimed.unroutable.filter(|messages| *messages > 0);

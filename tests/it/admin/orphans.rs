@@ -55,10 +55,10 @@ async fn a_downstream_that_is_taken_out_of_the_file_is_named_until_it_is_deleted
     assert_eq!((&line["level"], &line["downstreams"]), (&"WARN".into(), &"old".into()), "{line}");
     until("it is counted", LONG, async || replica.metric("paced_orphans").await == 1.0).await;
     until("the status names it", LONG, async || {
-        replica.tool(TOKEN, &["status"]).await.stdout.contains("\nold: no replica serves it since ")
+        replica.tool(TOKEN, &["status"]).await.stdout.contains("\nold: no replica serves it (last served ")
     })
     .await;
-    ended(&replica.tool(TOKEN, &["status", "old"]).await, 0, "old: no replica serves it since ");
+    ended(&replica.tool(TOKEN, &["status", "old"]).await, 0, "old: no replica serves it (last served ");
     let told: Value =
         serde_json::from_str(&replica.tool(TOKEN, &["-o", "json", "status"]).await.stdout).unwrap();
     assert_eq!(told["orphans"][0]["name"], "old", "{told}");

@@ -38,7 +38,7 @@ async fn terms_of_a_later_version_hold_the_jobs_until_they_are_dropped() {
     for replica in [&one, &other] {
         until("it is not ready", LONG, async || readiness(replica).await.0 == 503).await;
         let (_, told) = readiness(replica).await;
-        assert!(told.contains("the limits in the store cannot be used by this replica"), "{told}");
+        assert!(told.contains("this replica cannot use the limits in the store"), "{told}");
     }
     // A replica that starts now is as little ready, and proposes nothing.
     let late = Paced::start(&format!("{}{ADMIN}", site.config()), &[], &[]).await;

@@ -28,13 +28,13 @@ async fn what_becomes_of_other_replicas_is_shown() {
     assert_eq!(ends.paced.stop().await, 0);
     hangs.paced.freeze();
     are_so(&["frozen", "orphan"], 0).await;
-    let line = one.paced.wait_line("replicas have not been heard from for", LONG).await;
+    let line = one.paced.wait_line("replicas have been silent for", LONG).await;
     let line: Value = serde_json::from_str(&line).unwrap();
     let named = line["replicas"].as_str().unwrap();
     let process = |replica: &AdminReplica| format!("process {}", replica.paced.pid());
     assert!(named.contains(&process(&hangs)) && !named.contains(&process(&ends)), "{line}");
     hangs.paced.thaw();
-    one.paced.wait_line("heard from again", LONG).await;
+    one.paced.wait_line("report again", LONG).await;
     are_so(&["left"], 0).await;
 
     let since = one.paced.log().len();
