@@ -6,7 +6,7 @@ SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/p
 PACKAGES = target/packages
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts screenshots servers size
+.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts lint-words screenshots servers size
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,7 +76,7 @@ chaos: ## Run the long fault tests, one by one; nothing else should run meanwhil
 	$(CARGO) build --locked --all-features --example worker
 	$(CARGO) test --locked --all-features --test chaos -- --test-threads=1 --nocapture $(ARGS)
 
-lint: lint-scripts lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts
+lint: lint-scripts lint-words lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics ## Check format, lints, docs, features, licences, metrics, scripts, words
 
 servers:
 	@tests/support/install-servers.sh
@@ -86,6 +86,9 @@ size: ## Count the lines of code, comments and tests, by folder (ARGS=v0.1.0: of
 
 lint-scripts:
 	@for script in $(SCRIPTS); do sh -n "$$script" || exit 1; done
+
+lint-words:
+	@tests/support/check-words.sh
 
 lint-code:
 	$(CARGO) fmt --check

@@ -84,7 +84,7 @@ deb() {
         put 644 "$example" "$doc/examples/${example##*/}"
     done
     {
-        printf 'paced (%s-1) unstable; urgency=medium\n\n  * Version %s; changelog.gz tells what is new.\n\n' "$version" "$version"
+        printf 'paced (%s-1) unstable; urgency=medium\n\n  * Version %s; changelog.gz lists the changes.\n\n' "$version" "$version"
         printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
     } >"$doc/changelog.Debian"
     compress "$doc/changelog" "$doc/changelog.Debian"

@@ -17,7 +17,7 @@ pub struct Metric {
     pub kind: Kind,
     /// What one of it is.
     pub unit: Unit,
-    /// What it tells, for people.
+    /// What it means, for people.
     pub help: &'static str,
 }
 
@@ -226,12 +226,12 @@ pub const LIMIT_RESET: Metric = gauge_of_seconds(
 /// The jobs that no replica has taken yet.
 pub const JOBS_READY: Metric = gauge(
     "paced_jobs_ready",
-    "Jobs that lie in the downstream's queues and that no replica has taken, looked at once a minute; not a number while that is unknown. Replicas see the same queues: take the maximum, not the sum.",
+    "Jobs in the downstream's queues that no replica has taken, read once a minute; not a number while that is unknown. Replicas see the same queues: take the maximum, not the sum.",
 );
 /// The dead letters that lie in their queue.
 pub const DEAD_LETTERS: Metric = gauge(
     "paced_dead_letters",
-    "Dead letters of the downstream that lie in their queue, looked at once a minute; not a number while that is unknown. Replicas see the same queue: take the maximum, not the sum.",
+    "Dead letters in the queue of the downstream, read once a minute; not a number while that is unknown. Replicas see the same queue: take the maximum, not the sum.",
 );
 /// Whether the downstream is paused.
 pub const PAUSED: Metric = gauge("paced_paused", "1 while nothing is released to the downstream.");
@@ -309,7 +309,7 @@ pub const ALL: [Metric; 41] = [
     BUILD_INFO,
 ];
 
-/// Tells the installed recorder what each metric means.
+/// Describes each metric to the installed recorder.
 pub fn describe() {
     for Metric { name, kind, unit, help } in ALL {
         match kind {

@@ -31,7 +31,7 @@ keys! {
     HORIZON = "horizon".default("100ms").within("1ms", "10s").reload();
     /// How long a job may wait for its first attempt: since it was made (its timestamp, which has whole seconds), or
     /// else first taken in, but not before its paced-not-before. One that waits for longer, or would have to because
-    /// so many wait before it, is dead-lettered as `queue-full` with when to try again, and its producer is informed, where there is
+    /// too many wait before it, is dead-lettered as `queue-full` with when to try again, and its producer is informed, where there is
     /// a reply_to. It counts for jobs that come from then on. Unset: as long as it takes.
     MAX_WAIT = "max_wait".within("1s", "365d").example("10m").reload();
     /// How long a job that cannot go yet is held. One that must wait for longer is parked in the broker, where it

@@ -32,7 +32,7 @@ keys! {
     /// Whether a job's path may have an encoded slash (%2F), as the names of GitLab's projects need. It counts as a slash
     /// where paths are checked.
     ENCODED_SLASH = "encoded_slash".default("false");
-    /// Whether the first KiB of an answer that a job died of is kept in its dead letter (paced-response), where
+    /// Whether a dead letter keeps the first KiB of the answer that caused it (paced-response), where
     /// everyone who may read dead letters sees it. false: for an API whose answers show secrets, such as the request's
     /// credentials.
     KEEP_RESPONSE = "keep_response".default("true");
