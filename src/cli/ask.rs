@@ -87,7 +87,7 @@ impl Daemon {
         downstream: &str,
         body: &B,
     ) -> Result<A, Exit> {
-        self.request(endpoint, downstream, body).await.map_err(Failure::say)
+        self.try_ask(endpoint, downstream, body).await.map_err(Failure::say)
     }
 
     /// The daemon's state, over all replicas. Errors are printed to stderr. Cancel safe.
@@ -97,10 +97,11 @@ impl Daemon {
 
     /// As [`Daemon::state`], for commands that show errors themselves. Cancel safe.
     pub(super) async fn try_state(&self) -> Result<State, Failure> {
-        self.request(&STATUS, "", &()).await
+        self.try_ask(&STATUS, "", &()).await
     }
 
-    async fn request<B: Serialize, A: DeserializeOwned>(
+    /// As [`Daemon::ask`], for commands that show errors themselves.
+    pub(super) async fn try_ask<B: Serialize, A: DeserializeOwned>(
         &self,
         Endpoint { method, path, .. }: &Endpoint<B, A>,
         downstream: &str,
@@ -189,7 +190,8 @@ impl Daemon {
     /// terminal.
     pub(super) async fn warn_early(&self) {
         let base = &self.address.base;
-        if self.read_token.get().is_none() || self.address.tls.is_some() || names_this_machine(base) {
+        let sends_none = self.read_token.get().is_none() && self.token.get().is_none();
+        if sends_none || self.address.tls.is_some() || names_this_machine(base) {
             return;
         }
         let connected = timeout(ANSWER_TIMEOUT, connect(base)).await;

@@ -79,12 +79,17 @@ async fn one<O: Serialize>(
     order: &O,
 ) -> Result<(), Exit> {
     let changed = daemon.ask(endpoint, downstream, order).await?;
-    match (global.output, changed.pause.as_ref().map(|pause| pause.until)) {
-        (Output::Json, _) => out::json(&changed),
-        (Output::Human, None) => out::line(format_args!("{downstream} is resumed")),
-        (Output::Human, Some(Some(until))) => {
-            out::line(format_args!("{downstream} is paused until {} UTC", out::instant(until)))
-        }
-        (Output::Human, Some(None)) => out::line(format_args!("{downstream} is paused until it is resumed")),
+    match global.output {
+        Output::Json => out::json(&changed),
+        Output::Human => out::line(outcome(downstream, &changed)),
+    }
+}
+
+/// What is so after a change, for people.
+pub(super) fn outcome(downstream: &str, changed: &Downstream) -> String {
+    match changed.pause.as_ref().map(|pause| pause.until) {
+        None => format!("{downstream} is resumed"),
+        Some(Some(until)) => format!("{downstream} is paused until {} UTC", out::instant(until)),
+        Some(None) => format!("{downstream} is paused until it is resumed"),
     }
 }

@@ -16,16 +16,19 @@ mod view;
 use std::io::{IsTerminal, stdout};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
+use paced::api::order::{Pause, Resume};
 use paced::api::state::State;
+use paced::api::{PAUSE, RESUME};
 use paced::time::wall_now;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::ask::{Daemon, Failure};
 use super::exit::Exit;
-use super::{Global, Output, out};
+use super::{Global, Output, out, pause};
 use crate::daemon::{Hangups, Signals};
 use screen::{Input, Screen};
-use view::{View, Wish};
+use view::{Change, Order, View, Wish};
 
 /// How long after an answer the daemon is asked again.
 const POLL: Duration = Duration::from_secs(1);
@@ -54,7 +57,9 @@ pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     // Messages are printed where the user will see them.
     drop(screen);
     match ended {
-        Ok(()) => Ok(()),
+        Ok(None) => Ok(()),
+        Ok(Some(Ok(text))) => out::line(text),
+        Ok(Some(Err(text))) => Err(out::fail(Exit::Failed, text)),
         Err(End::Terminal(error)) => Err(trouble(&error)),
         Err(End::Refused(failure)) => Err(failure.say()),
     }
@@ -73,15 +78,17 @@ impl From<std::io::Error> for End {
     }
 }
 
+/// Shows the state until the user leaves. Returns what came of a change that was under way then.
 async fn watch(
     screen: &mut Screen,
     mut input: Input,
     daemon: &Daemon,
     (mut signals, mut hangups): (Signals, Hangups),
     mut view: View,
-) -> Result<(), End> {
+) -> Result<Option<Result<String, String>>, End> {
     let mut state: Option<State> = None;
     let mut answer = Box::pin(ask(daemon, Duration::ZERO));
+    let mut change = OptionFuture::default();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -90,10 +97,16 @@ async fn watch(
         tokio::select! {
             key = input.next() => {
                 // An event without a key is a new size of the terminal, which the next drawing sees.
-                let wish = key?.map(|key| view.on_key(key, state.as_ref(), height));
-                if wish == Some(Wish::Leave) {
-                    return Ok(());
+                match key?.map(|key| view.on_key(key, state.as_ref(), height)) {
+                    Some(Wish::Leave) => break,
+                    Some(Wish::Change(ordered)) => change = Some(Box::pin(carry_out(daemon, ordered))).into(),
+                    Some(Wish::Stay) | None => {}
                 }
+            }
+            Some(outcome) = &mut change => {
+                change = None.into();
+                view.on_changed(outcome);
+                answer = Box::pin(ask(daemon, Duration::ZERO));
             }
             told = &mut answer => {
                 answer = Box::pin(ask(daemon, POLL));
@@ -107,17 +120,37 @@ async fn watch(
                     Err(failure) => view.on_failure(failure.text),
                 }
             }
-            _ = signals.next() => return Ok(()),
-            () = hangups.next() => return Ok(()),
+            _ = signals.next() => break,
+            () = hangups.next() => break,
             _ = ticks.tick() => {}
         }
     }
+    // The user has ordered the change, and is to know what came of it. There is a time-out.
+    Ok(change.await)
 }
 
 /// The daemon's state after a while.
 async fn ask(daemon: &Daemon, after: Duration) -> Result<State, Failure> {
     sleep(after).await;
     daemon.try_state().await
+}
+
+/// Has the daemon carry out a change. Returns what is so now, or why it was not done, for people.
+///
+/// Not cancel safe: after a dropped future it is unknown whether it was carried out.
+async fn carry_out(daemon: &Daemon, Change { order, downstream }: Change) -> Result<String, String> {
+    let changed = match order {
+        Order::Pause => daemon.try_ask(&PAUSE, &downstream, &Pause::default()).await,
+        Order::Resume => daemon.try_ask(&RESUME, &downstream, &Resume::default()).await,
+    };
+    match changed {
+        Ok(changed) => Ok(pause::outcome(&downstream, &changed)),
+        // It may have been done all the same.
+        Err(failure) if failure.exit == Exit::Unavailable => {
+            Err(format!("it is not known whether {downstream} was changed: {}", failure.text))
+        }
+        Err(failure) => Err(format!("{downstream}: {}", failure.text)),
+    }
 }
 
 fn trouble(error: &std::io::Error) -> Exit {

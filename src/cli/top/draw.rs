@@ -8,8 +8,9 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Wrap};
 
 use super::super::{facts, out, parts};
-use super::style::{alarm, cut};
-use super::view::{Mode, View};
+use super::style::{alarm, cut, notice};
+use super::table::is_paused_at_rest;
+use super::view::{Change, Last, Mode, Order, View};
 use super::{pane, table};
 
 const HELP: &str = "\
@@ -19,6 +20,7 @@ const HELP: &str = "\
   Enter            the details of the selected one, and back
   ← → h l          in the details: the one before, the one after
   /                show only names that contain what is typed; Enter keeps it, Esc lifts it
+  p r              pause or resume the selected one, after a question
   q Esc Ctrl-C     leave
 
   PACE     the last seconds; a full bar is the limit
@@ -36,14 +38,16 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: Option<&State>) {
     let (head, rest) = cut(area, 1);
     let alert = if area.width < 120 { 3 } else { 2 };
     let (alert, rest) = cut(rest, if view.away().is_some() { alert } else { 0 });
+    let (last, rest) = cut(rest, last_height(view, area.width));
     let (body, keys) = cut(rest, rest.height.saturating_sub(1));
     draw_head(frame, head, view, state);
     draw_away(frame, alert, view);
     draw_keys(frame, keys, view);
-    match (view.mode, state) {
+    draw_last(frame, last, view);
+    match (&view.mode, state) {
         (Mode::Help, _) => frame.render_widget(Paragraph::new(HELP), inset(body)),
         (_, None) => {}
-        (Mode::Details, Some(state)) => {
+        (Mode::Details | Mode::Confirm { in_details: true, .. }, Some(state)) => {
             let shown = view.shown(state);
             // The selected one may have left the configuration meanwhile.
             match shown.get(view.selected(&shown)) {
@@ -118,16 +122,62 @@ fn draw_away(frame: &mut Frame<'_>, area: Rect, view: &View) {
     }
 }
 
+/// What came of the last change, for people.
+fn last_text(view: &View) -> Option<(String, Style)> {
+    let (text, style) = match &view.last {
+        Last::None => return None,
+        Last::UnderWay(Change { order: Order::Pause, downstream }) => {
+            (format!("pausing {downstream}"), Style::new())
+        }
+        Last::UnderWay(Change { order: Order::Resume, downstream }) => {
+            (format!("resuming {downstream}"), Style::new())
+        }
+        Last::Done(text) => (text.clone(), notice(view)),
+        Last::Failed(text) => (text.clone(), alarm(view)),
+    };
+    Some((out::printable(&text), style))
+}
+
+/// The lines that it takes, with one for words that do not fill a line. Of a longer text the end is cut.
+fn last_height(view: &View, width: u16) -> u16 {
+    const MOST: usize = 4;
+    let lines = |text: &str| Line::raw(text).width().div_ceil(usize::from(width.max(1)));
+    let lines = last_text(view).map_or(0, |(text, _)| match lines(&text) {
+        0 | 1 => 1,
+        more => (more + 1).min(MOST),
+    });
+    u16::try_from(lines).unwrap_or_default()
+}
+
+fn draw_last(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    if let Some((text, style)) = last_text(view) {
+        frame.render_widget(Paragraph::new(text).style(style).wrap(Wrap { trim: true }), area);
+    }
+}
+
 fn draw_keys(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let text = match view.mode {
+    let text = match &view.mode {
+        Mode::Confirm { change: Change { order, downstream }, .. } => {
+            let text = match order {
+                Order::Pause => {
+                    format!("Pause? y yes, any other key no: {downstream}, everywhere, until it is resumed")
+                }
+                Order::Resume => format!("Resume? y yes, any other key no: {downstream}, everywhere"),
+            };
+            let style = notice(view).add_modifier(Modifier::BOLD);
+            frame.render_widget(Line::styled(out::printable(&text), style), area);
+            return;
+        }
         Mode::Filter => format!("/{}▏ Enter keeps the filter, Esc lifts it", out::printable(&view.filter)),
-        Mode::Details => "q leave  Enter back  ↑↓ scroll  ←→ another downstream  ? help".to_owned(),
+        Mode::Details => {
+            "q leave  Enter back  ↑↓ scroll  ←→ another downstream  p pause  r resume  ? help".to_owned()
+        }
         Mode::Help => "any key back".to_owned(),
         Mode::Table if view.filter.is_empty() => {
-            "q leave  ↑↓ select  Enter details  / filter  ? help".to_owned()
+            "q leave  ↑↓ select  Enter details  p pause  r resume  / filter  ? help".to_owned()
         }
         Mode::Table => format!(
-            "/{}  Esc all of them  q leave  ↑↓ select  Enter details  ? help",
+            "/{}  Esc all of them  q leave  Enter details  p pause  r resume  ? help",
             out::printable(&view.filter)
         ),
     };
@@ -158,7 +208,8 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, view: &View, state: &State) {
 fn sentence(downstream: &Downstream, now: i64) -> String {
     let (name, binding) = (&downstream.name, &downstream.binding);
     let since = parts::for_people(now - binding.since);
-    let text = format!("{name}: {}, for {since}", binding.text);
+    let what = if is_paused_at_rest(downstream) { "paused, and no jobs wait" } else { &binding.text };
+    let text = format!("{name}: {what}, for {since}");
     match &downstream.health.failing {
         Some(failing) => {
             let since = parts::for_people(now - failing.since);

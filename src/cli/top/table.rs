@@ -18,13 +18,16 @@ const WIDE: u16 = 120;
 const NUMBERS: [&str; 7] = ["RATE", "LIMIT", "QUEUED", "HERE", "SENDING", "PARKED", "DEAD"];
 /// The widest name; longer ones are cut. A wide terminal has room for more.
 const LONGEST_NAME: [u16; 2] = [12, 32];
-/// The width of the bars of the pace.
+/// The width of the bars of the pace. On a wide terminal they have a quarter of what is beyond its least width besides, up to
+/// the most.
 const BARS: [u16; 2] = [6, 20];
+const MOST_BARS: u16 = 60;
 
 /// Draws the table. `selected` is an index into `shown`.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View, shown: &[&Downstream], selected: usize) {
     let is_wide = area.width >= WIDE;
     let size = usize::from(is_wide);
+    let bars = (BARS[size] + area.width.saturating_sub(WIDE) / 4).min(MOST_BARS);
     // Widths are those of all rows, so that columns stay where they are while the user scrolls.
     let numbers: Vec<[String; 7]> = shown.iter().map(|downstream| cells(downstream)).collect();
     let width = |column: usize| {
@@ -34,13 +37,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View, shown: &[&Dow
     };
     let names = shown.iter().map(|downstream| Line::raw(out::printable(&downstream.name)).width());
     let name = u16::try_from(names.max().unwrap_or_default()).unwrap_or(u16::MAX);
-    let widths = [2, name.clamp(10, LONGEST_NAME[size]), BARS[size]].into_iter().chain((0..7).map(width));
+    let widths = [2, name.clamp(10, LONGEST_NAME[size]), bars].into_iter().chain((0..7).map(width));
     let widths: Vec<Constraint> = widths.map(Constraint::Length).chain([Constraint::Fill(1)]).collect();
 
     let rows = window(shown.len(), selected, usize::from(area.height.saturating_sub(1)));
     let rows = rows.map(|index| {
         let marks = Marks { is_selected: index == selected, is_wide };
-        row(view, shown[index], &numbers[index], marks, BARS[size])
+        row(view, shown[index], &numbers[index], marks, bars)
     });
     let titles = ["", "DOWNSTREAM", "PACE"].map(Cell::from).into_iter();
     let titles = titles.chain(NUMBERS.map(right)).chain([Cell::from("BINDS")]);
@@ -110,10 +113,16 @@ fn short(count: u64) -> String {
     }
 }
 
+/// Whether an operator paused it, and no job waits: then the pause holds nothing up, and somebody must end it all the same.
+pub(super) fn is_paused_at_rest(downstream: &Downstream) -> bool {
+    downstream.binding.reason == "idle" && downstream.terms.pause.is_some()
+}
+
 /// What binds: in whole words, or in one or two of them.
 fn binds(downstream: &Downstream, is_wide: bool) -> String {
     let binding = &downstream.binding;
     match (&downstream.health.failing, is_wide) {
+        (None, _) if is_paused_at_rest(downstream) => "paused".to_owned(),
         (Some(failing), true) => format!("FAILS: {}; {}", failing.kinds(), binding.text),
         // There is no room for a count: one that is cut would be another one.
         (Some(failing), false) => {

@@ -12,7 +12,7 @@ use ratatui::style::Color;
 use serde_json::{Value, json};
 
 use super::draw;
-use super::view::{Mode, View, Wish};
+use super::view::{Change, Last, Mode, Order, View, Wish};
 
 const NOW: i64 = 1_764_000_000_000;
 const SIZES: [(u16, u16); 2] = [(80, 24), (200, 60)];
@@ -183,12 +183,101 @@ fn many_downstreams_are_scrolled() {
 }
 
 #[test]
+fn what_needs_somebody_comes_first() {
+    let mut state = three();
+    let names = |state: &State| {
+        let shown = view(state).shown(state);
+        shown.iter().map(|downstream| downstream.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&state), ["search", "billing", "crm"], "an API that fails, dead letters, a pause");
+    state.downstreams[0].queues.dead = Some(0);
+    assert_eq!(names(&state), ["search", "crm", "billing"]);
+    state.downstreams[2].health.failing = None;
+    assert_eq!(names(&state), ["search", "crm", "billing"], "it cannot be reached");
+    state.downstreams[2].binding.reason = "idle".to_owned();
+    assert_eq!(names(&state), ["crm", "billing", "search"]);
+}
+
+#[test]
+fn a_change_is_ordered_when_the_user_confirms_it() {
+    let mut state = three();
+    let [p, r, y] = ['p', 'r', 'y'].map(KeyCode::Char);
+    let pause = Change { order: Order::Pause, downstream: "billing".to_owned() };
+    for (before, in_details) in [(Mode::Table, false), (Mode::Details, true)] {
+        let mut view = view(&state);
+        press(&mut view, &state, &[KeyCode::Down]);
+        view.mode = before.clone();
+        let confirm = Mode::Confirm { change: pause.clone(), in_details };
+        for no in [KeyCode::Char('n'), KeyCode::Enter, KeyCode::Esc, KeyCode::Char('q'), p] {
+            press(&mut view, &state, &[p]);
+            assert_eq!(view.mode, confirm);
+            press(&mut view, &state, &[no]);
+            assert_eq!((&view.mode, &view.last), (&before, &Last::None), "{no:?}");
+        }
+        press(&mut view, &state, &[p]);
+        // Another one takes its place meanwhile.
+        state.downstreams.rotate_left(1);
+        assert_eq!(view.on_key(KeyEvent::from(y), Some(&state), 24), Wish::Change(pause.clone()));
+        state.downstreams.rotate_right(1);
+        assert_eq!((&view.mode, &view.last), (&before, &Last::UnderWay(pause.clone())));
+        // One at a time.
+        press(&mut view, &state, &[p, y, r, y]);
+        assert_eq!((&view.mode, &view.last), (&before, &Last::UnderWay(pause.clone())));
+        view.on_changed(Ok("billing is paused".to_owned()));
+        assert_eq!(view.last, Last::Done("billing is paused".to_owned()));
+        press(&mut view, &state, &[KeyCode::Up]);
+        assert_eq!(view.last, Last::None, "it was seen");
+        view.on_changed(Err("no answer".to_owned()));
+        assert_eq!(view.last, Last::Failed("no answer".to_owned()));
+    }
+}
+
+#[test]
+fn what_cannot_be_changed_is_told_and_not_asked_about() {
+    let mut state = three();
+    let mut view = view(&state);
+    let told = |view: &View| match &view.last {
+        Last::Failed(text) => text.clone(),
+        other => panic!("{other:?}"),
+    };
+    press(&mut view, &state, &[KeyCode::Char('r')]);
+    assert_eq!(told(&view), "nobody has paused search");
+    press(&mut view, &state, &[KeyCode::End, KeyCode::Char('p')]);
+    assert_eq!(told(&view), "crm is paused; r resumes it");
+    let penalty = serde_json::from_value(json!({"until": NOW + 9_000})).unwrap();
+    state.downstreams[2].terms.penalty = Some(penalty);
+    press(&mut view, &state, &[KeyCode::Home, KeyCode::Char('r')]);
+    let resume = Change { order: Order::Resume, downstream: "search".to_owned() };
+    assert_eq!(view.mode, Mode::Confirm { change: resume, in_details: false });
+    press(&mut view, &state, &[KeyCode::Esc]);
+    state.can_change = false;
+    press(&mut view, &state, &[KeyCode::Char('r')]);
+    assert!(told(&view).contains("admin.token"), "{:?}", view.last);
+    assert_eq!(view.mode, Mode::Table);
+    state.downstreams.clear();
+    press(&mut view, &state, &[KeyCode::Char('p')]);
+    assert_eq!((&view.mode, &view.last), (&Mode::Table, &Last::None));
+    assert_eq!(view.on_key(KeyEvent::from(KeyCode::Char('p')), None, 24), Wish::Stay);
+}
+
+#[test]
+fn a_change_is_confirmed_and_told_of() {
+    let state = three();
+    let mut view = view(&state);
+    press(&mut view, &state, &[KeyCode::Down, KeyCode::Char('p')]);
+    check("confirm", &view, Some(&state));
+    press(&mut view, &state, &[KeyCode::Esc]);
+    view.on_changed(Ok("billing is paused until it is resumed".to_owned()));
+    check("changed", &view, Some(&state));
+}
+
+#[test]
 fn the_details_of_one() {
     let state = three();
     let mut view = view(&state);
-    press(&mut view, &state, &[KeyCode::Enter]);
+    press(&mut view, &state, &[KeyCode::Down, KeyCode::Enter]);
     check("details", &view, Some(&state));
-    press(&mut view, &state, &[KeyCode::Right, KeyCode::Char('l')]);
+    press(&mut view, &state, &[KeyCode::Left, KeyCode::Char('h')]);
     check("details-failing", &view, Some(&state));
 }
 
@@ -200,7 +289,8 @@ fn a_filter_is_typed_and_kept_and_lifted() {
     press(&mut view, &state, &typed);
     check("filter", &view, Some(&state));
     press(&mut view, &state, &[KeyCode::Enter]);
-    assert_eq!((view.mode, view.filter.as_str(), view.shown(&state).len()), (Mode::Table, "SE", 1));
+    assert_eq!(view.mode, Mode::Table);
+    assert_eq!((view.filter.as_str(), view.shown(&state).len()), ("SE", 1));
     press(&mut view, &state, &[KeyCode::Esc]);
     assert_eq!(view.shown(&state).len(), 3);
     let typed: Vec<KeyCode> = "/none".chars().map(KeyCode::Char).chain([KeyCode::Enter]).collect();
@@ -264,8 +354,10 @@ fn no_foreign_text_steers_the_terminal() {
     let mut view = view(&state);
     view.on_failure(evil.to_owned());
     view.filter = "a\u{1b}".to_owned();
-    for mode in [Mode::Table, Mode::Filter, Mode::Details] {
-        view.mode = mode;
+    view.last = Last::Failed(evil.to_owned());
+    let change = Change { order: Order::Pause, downstream: evil.to_owned() };
+    for mode in [Mode::Table, Mode::Filter, Mode::Details, Mode::Confirm { change, in_details: true }] {
+        view.mode = mode.clone();
         for size in SIZES {
             let drawn = text(&screen(&view, Some(&state), size));
             let lines: String = drawn.lines().collect();

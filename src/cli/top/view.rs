@@ -1,6 +1,8 @@
 //! What the user chose to see, and what was seen so far. It has no I/O, and no clock.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 
 use paced::api::state::{Downstream, State};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -19,6 +21,8 @@ const LONGEST_FILTER: usize = 64;
 /// | `Table` | Enter, `/`, `?` | `Details`, `Filter`, `Help` |
 /// | `Filter` | Enter or Esc | `Table`; Esc clears the filter |
 /// | `Details` | Enter or Esc | `Table` |
+/// | `Table`, `Details` | `p`, `r` | `Confirm`, where that can be done |
+/// | `Confirm` | any; `y` orders the change | the mode before |
 /// | `Help` | any | `Table` |
 #[derive(Debug)]
 pub(super) struct View {
@@ -34,27 +38,69 @@ pub(super) struct View {
     paces: BTreeMap<String, VecDeque<f64>>,
     /// The present, in epoch milliseconds.
     pub(super) now: i64,
-    /// When the daemon answered last; before its first answer, when it was first asked.
+    contact: Contact,
+    /// What came of the last change that was ordered here.
+    pub(super) last: Last,
+}
+
+/// When and how the daemon answered.
+#[derive(Debug)]
+struct Contact {
+    /// When it answered last; before its first answer, when it was first asked.
     answered_at: i64,
     /// Why it did not answer when it was last asked.
     failure: Option<String>,
 }
 
 /// What the keys act on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Table,
     /// A filter is being typed.
     Filter,
     Details,
     Help,
+    /// The user is asked whether a change is meant.
+    Confirm {
+        change: Change,
+        /// Whether the details are on the screen, and not the table.
+        in_details: bool,
+    },
+}
+
+/// A change of a downstream, for all replicas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) order: Order,
+    /// The name. It is kept, since another one may be the selected one when the user confirms.
+    pub(super) downstream: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Pause,
+    Resume,
+}
+
+/// What came of a change.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum Last {
+    /// Nothing that the user has not seen.
+    #[default]
+    None,
+    UnderWay(Change),
+    Done(String),
+    /// It was refused, or cannot be, or nobody knows.
+    Failed(String),
 }
 
 /// What a key asks for beyond the view.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Stay,
     Leave,
+    /// The daemon is to carry this out. Until [`View::on_changed`] is called, nothing else is ordered.
+    Change(Change),
 }
 
 impl View {
@@ -67,14 +113,14 @@ impl View {
             has_color,
             paces: BTreeMap::new(),
             now,
-            answered_at: now,
-            failure: None,
+            contact: Contact { answered_at: now, failure: None },
+            last: Last::None,
         }
     }
 
     /// Remembers that the daemon answered, and the pace of each downstream.
     pub(super) fn on_answer(&mut self, state: &State, now: i64) {
-        (self.now, self.answered_at, self.failure) = (now, now, None);
+        (self.now, self.contact) = (now, Contact { answered_at: now, failure: None });
         self.paces.retain(|name, _| state.downstreams.iter().any(|downstream| downstream.name == *name));
         for downstream in &state.downstreams {
             let paces = self.paces.entry(downstream.name.clone()).or_default();
@@ -87,23 +133,31 @@ impl View {
 
     /// Remembers why the daemon did not answer.
     pub(super) fn on_failure(&mut self, why: String) {
-        self.failure = Some(why);
+        self.contact.failure = Some(why);
+    }
+
+    /// Remembers what came of the change that was ordered, or why it was not carried out.
+    pub(super) fn on_changed(&mut self, told: Result<String, String>) {
+        self.last = told.map_or_else(Last::Failed, Last::Done);
     }
 
     /// Since when the daemon has not answered, and why, if it is away.
     pub(super) fn away(&self) -> Option<(i64, &str)> {
-        let is_late = self.now - self.answered_at > PATIENCE;
-        match &self.failure {
-            Some(why) => Some((self.answered_at, why)),
-            None => is_late.then_some((self.answered_at, "it takes long to answer")),
+        let Contact { answered_at, failure } = &self.contact;
+        let is_late = self.now - answered_at > PATIENCE;
+        match failure {
+            Some(why) => Some((*answered_at, why)),
+            None => is_late.then_some((*answered_at, "it takes long to answer")),
         }
     }
 
-    /// The downstreams that the filter lets through.
+    /// The downstreams that the filter lets through: the most urgent first, then in the order of the daemon.
     pub(super) fn shown<'a>(&self, state: &'a State) -> Vec<&'a Downstream> {
         let filter = self.filter.to_lowercase();
         let is_shown = |downstream: &&Downstream| downstream.name.to_lowercase().contains(&filter);
-        state.downstreams.iter().filter(is_shown).collect()
+        let mut shown: Vec<_> = state.downstreams.iter().filter(is_shown).collect();
+        shown.sort_by_key(|downstream| Reverse(urgency(downstream)));
+        shown
     }
 
     /// The index of the selected one among those shown.
@@ -123,9 +177,14 @@ impl View {
         if has_control && key.code == KeyCode::Char('c') {
             return Wish::Leave;
         }
-        match self.mode {
+        if !matches!(self.last, Last::UnderWay(_)) {
+            self.last = Last::None;
+        }
+        match &self.mode {
             Mode::Filter => self.on_filter_key(key.code, has_control),
             Mode::Help => self.mode = Mode::Table,
+            Mode::Confirm { .. } => return self.on_answer_key(key.code, has_control),
+            _ if has_control => {}
             _ if key.code == KeyCode::Char('q') => return Wish::Leave,
             Mode::Details => self.on_details_key(key.code, state, height),
             // A filter that was set is lifted first.
@@ -153,12 +212,54 @@ impl View {
         }
     }
 
+    fn on_answer_key(&mut self, code: KeyCode, has_control: bool) -> Wish {
+        match mem::replace(&mut self.mode, Mode::Table) {
+            Mode::Confirm { change, in_details } => {
+                self.mode = if in_details { Mode::Details } else { Mode::Table };
+                if has_control || code != KeyCode::Char('y') {
+                    return Wish::Stay;
+                }
+                self.last = Last::UnderWay(change.clone());
+                Wish::Change(change)
+            }
+            _ => Wish::Stay,
+        }
+    }
+
+    /// Asks the user whether the selected downstream is to be changed so, if it can be.
+    fn ask_about(&mut self, order: Order, state: Option<&State>) {
+        self.keep_selected(state);
+        let shown = state.map(|state| self.shown(state)).unwrap_or_default();
+        let (Some(state), Some(downstream)) = (state, shown.get(self.selected(&shown))) else { return };
+        if matches!(self.last, Last::UnderWay(_)) {
+            return;
+        }
+        let name = downstream.name.clone();
+        let refusal = match (order, &downstream.terms.pause) {
+            _ if !state.can_change => "this daemon takes no changes: it has no admin.token".to_owned(),
+            (Order::Pause, Some(_)) => format!("{name} is paused; r resumes it"),
+            // It ends a pause that the API asked for, too.
+            (Order::Resume, None) if downstream.terms.penalty.is_none() => {
+                format!("nobody has paused {name}")
+            }
+            _ => {
+                let in_details = self.mode == Mode::Details;
+                self.mode = Mode::Confirm { change: Change { order, downstream: name }, in_details };
+                return;
+            }
+        };
+        self.last = Last::Failed(refusal);
+    }
+
     fn on_table_key(&mut self, code: KeyCode, state: Option<&State>, height: u16) {
         match code {
+            KeyCode::Char('p') => self.ask_about(Order::Pause, state),
+            KeyCode::Char('r') => self.ask_about(Order::Resume, state),
             KeyCode::Char('?') => self.mode = Mode::Help,
             KeyCode::Char('/') => self.mode = Mode::Filter,
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Enter if state.is_some_and(|state| !self.shown(state).is_empty()) => {
+                self.keep_selected(state);
                 (self.mode, self.scrolled) = (Mode::Details, 0);
             }
             _ => {
@@ -173,6 +274,8 @@ impl View {
         match code {
             KeyCode::Enter | KeyCode::Esc => self.mode = Mode::Table,
             KeyCode::Char('?') => self.mode = Mode::Help,
+            KeyCode::Char('p') => self.ask_about(Order::Pause, state),
+            KeyCode::Char('r') => self.ask_about(Order::Resume, state),
             KeyCode::Left | KeyCode::Char('h') => self.select(-1, state),
             KeyCode::Right | KeyCode::Char('l') => self.select(1, state),
             _ => {
@@ -182,6 +285,14 @@ impl View {
                     self.scrolled = u16::try_from(scrolled.clamp(0, 999)).unwrap_or_default();
                 }
             }
+        }
+    }
+
+    /// Keeps the selected one so where the first is, which may be another one soon.
+    fn keep_selected(&mut self, state: Option<&State>) {
+        let shown = state.map(|state| self.shown(state)).unwrap_or_default();
+        if let Some(downstream) = shown.get(self.selected(&shown)) {
+            self.selected = Some(downstream.name.clone());
         }
     }
 
@@ -196,6 +307,19 @@ impl View {
             (self.selected, self.scrolled) = (Some(selected.name.clone()), 0);
         }
     }
+}
+
+/// How urgent a downstream is: 2 where nothing can be delivered, 1 where an operator has paused it, or dead letters wait for
+/// a decision. Pauses that the API asks for come and go by themselves, and rows would with them.
+fn urgency(downstream: &Downstream) -> u8 {
+    let is_down = downstream.health.failing.is_some()
+        || matches!(
+            downstream.binding.reason.as_str(),
+            "store" | "broker" | "unreachable" | "unauthorized" | "terms"
+        );
+    let waits_for_somebody =
+        downstream.terms.pause.is_some() || downstream.queues.dead.is_some_and(|letters| letters > 0);
+    if is_down { 2 } else { u8::from(waits_for_somebody) }
 }
 
 /// How far a key moves.

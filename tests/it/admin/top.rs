@@ -9,6 +9,7 @@ use super::api::{AdminReplica, TOKEN};
 use super::*;
 use crate::authority::put;
 use crate::support::daemon::binary;
+use crate::support::site::NAME;
 
 /// What a terminal is told to show another screen, and to show its own again.
 const ENTER: &str = "\x1b[?1049h";
@@ -17,6 +18,8 @@ const LEAVE: &str = "\x1b[?1049l";
 /// How it is ended.
 enum End {
     Keys(&'static [u8]),
+    /// By the keys at last, once this text is on the screen after the keys at first.
+    KeysThen(&'static [u8], &'static str, &'static [u8]),
     Signal(Signal),
     /// By itself, once this file has another text.
     Replaced(PathBuf, &'static str),
@@ -50,7 +53,7 @@ async fn top_with(key: &str, base: &str, text: &'static str, end: End) -> (Optio
         let _folder = folder;
         let mut child = script.spawn().unwrap();
         let (mut keys, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let (mut written, mut end) = (Vec::new(), Some(end));
+        let (mut written, mut end, mut text) = (Vec::new(), Some(end), text);
         let mut buffer = [0; 4096];
         loop {
             match output.read(&mut buffer) {
@@ -62,6 +65,10 @@ async fn top_with(key: &str, base: &str, text: &'static str, end: End) -> (Optio
             let seen = String::from_utf8_lossy(&written);
             match end.take_if(|_| seen.contains(text)) {
                 Some(End::Keys(typed)) => keys.write_all(typed).unwrap(),
+                Some(End::KeysThen(typed, expected, last)) => {
+                    keys.write_all(typed).unwrap();
+                    (text, end) = (expected, Some(End::Keys(last)));
+                }
                 Some(End::Signal(signal)) => kill_process(pid(&seen), signal).unwrap(),
                 Some(End::Replaced(file, text)) => {
                     put(file.parent().unwrap(), file.file_name().unwrap().to_str().unwrap(), text);
@@ -127,11 +134,36 @@ async fn top_warns_of_a_token_in_clear_before_it_takes_the_terminal() {
     let warning = "warning: the token goes to http://paced.invalid:9750/ in clear";
     assert!(before.contains(warning) && !on_screen.contains(warning), "{written:?}");
     assert_restored(&written);
-    // No token is sent, or not to another machine.
-    for (key, base) in [("token", base), ("read_token", "http://localhost:1")] {
-        let (_, written) = top_with(key, base, "ANSWERED", End::Keys(b"q")).await;
-        assert!(!written.contains("warning"), "{written:?}");
-    }
+    // That of changes is sent when one is ordered, when there is no place to warn.
+    let (_, written) = top_with("token", base, "ANSWERED", End::Keys(b"q")).await;
+    assert!(written.split_once(ENTER).unwrap().0.contains(warning), "{written:?}");
+    // It is not sent to another machine.
+    let (_, written) = top_with("read_token", "http://localhost:1", "ANSWERED", End::Keys(b"q")).await;
+    assert!(!written.contains("warning"), "{written:?}");
+}
+
+#[tokio::test]
+async fn top_pauses_and_resumes() {
+    let site = Site::shared("toppause", "rate = '40/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    let status = async || replica.tool(TOKEN, &["status", NAME]).await.stdout;
+    // A terminal gets only what changed: a word comes whole where none of its letters was there before.
+    let (code, written) = top(&replica.base, NAME, End::KeysThen(b"pnpy", "paused", b"q")).await;
+    assert_eq!(code, Some(0), "{written:?}");
+    assert_restored(&written);
+    let paused = status().await;
+    assert!(paused.contains("until somebody resumes"), "{paused}");
+    let (code, written) = top(&replica.base, NAME, End::KeysThen(b"ry", "resumed", b"q")).await;
+    assert_eq!(code, Some(0), "{written:?}");
+    let resumed = status().await;
+    assert!(!resumed.contains("until somebody resumes"), "{resumed}");
+    // Who leaves at once is told what came of the change.
+    let (code, written) = top(&replica.base, NAME, End::Keys(b"pyq")).await;
+    assert_eq!(code, Some(0), "{written:?}");
+    let after = written.rsplit_once(LEAVE).unwrap().1;
+    assert!(after.contains("billing is paused until it is resumed"), "{after:?}");
+    assert!(status().await.contains("until somebody resumes"));
+    assert_eq!(replica.paced.stop().await, 0);
 }
 
 #[tokio::test]
