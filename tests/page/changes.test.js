@@ -59,10 +59,34 @@ scene("by keyboard alone: pause, with a token that is asked for, and resume", as
   await button(page, "Resume…", name).waitFor({ state: "hidden" });
   assert.equal((await focused(page)).name, `Pause… ${name}`, "the focus of a button that goes is handed on");
   await until("the jobs are released", 10, async () => (await stage.count(name)) === count + 20);
+  await isToldOf(page);
   const kept = await page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie, location.href]);
   assert.deepEqual(kept, [0, 0, "", a.url], "the token is in no storage");
   assert.equal(await page.locator("#token-input").inputValue(), "");
 });
+
+/** Checks that the card tells of the pause and its end: in its details, on its chart, and what the pace was where the pointer is. */
+async function isToldOf(page) {
+  const [details, chart] = [card(page, name).locator("details"), card(page, name).locator(".chart")];
+  assert.match(await chart.getAttribute("aria-label"), /Pace of the last 15 minutes/);
+  if (!(await details.evaluate((element) => element.open))) await details.locator("summary").click();
+  const changes = details.locator('[data-part="history"] li');
+  await until("both changes are told", 15, async () => (await changes.count()) >= 2);
+  const [last, before] = await changes.allTextContents();
+  assert.match(last, /resume/);
+  assert.match(before, /pause.*Reason: maintenance/);
+  await until("both are on the chart", 15, async () => (await chart.locator(".mark title").allTextContents()).length >= 2);
+  assert.match(await chart.locator(".mark title").first().textContent(), /pause/);
+  await until("its label counts them", 15, async () => /changes by operators$/.test(await chart.getAttribute("aria-label")));
+
+  const label = card(page, name).locator('[data-part="highest"]');
+  assert.match(await label.textContent(), /^highest /);
+  await chart.hover({ position: { x: (await chart.boundingBox()).width - 2, y: 20 } });
+  await until("the pace where the pointer is", 5, async () => /^\d\d:\d\d:\d\d: .*\//.test(await label.textContent()));
+  await page.locator("h1").hover();
+  await until("the highest one again", 5, async () => /^highest /.test(await label.textContent()));
+  await button(page, "Pause…", name).focus();
+}
 
 scene("by keyboard alone: set a rate, and unset it", async () => {
   const { a, b } = await replicas();
@@ -91,6 +115,43 @@ scene("by keyboard alone: set a rate, and unset it", async () => {
   await unset.waitFor({ state: "detached" });
   assert.equal((await focused(page)).name, `Set rate… ${name}`);
   assert.deepEqual((await ask(b.url, `downstreams/${name}`)).body.overrides, []);
+});
+
+scene("reset a quota, and cancel jobs by their ids", async () => {
+  const { a, b } = await replicas();
+  const page = await browser.page(a.url, { mayFail: true });
+  await isDrawn(page);
+  await giveToken(page, stage.token);
+  const mailer = "invoice-mailer";
+  const left = async () => {
+    const { limits } = (await ask(b.url, `downstreams/${mailer}/status`)).body;
+    return limits.find((limit) => limit.name === "quota-1").remaining;
+  };
+  const before = await stage.count(mailer);
+  await stage.publish("a", mailer, 3);
+  await until("all three are sent", 20, async () => (await stage.count(mailer)) >= before + 3);
+  await until("a part of the quota is used", 20, async () => (await left()) <= 29_999_997);
+  const details = card(page, mailer).locator("details");
+  if (!(await details.evaluate((element) => element.open))) await details.locator("summary").click();
+  await details.getByRole("button", { name: `Reset… quota-1 of ${mailer}` }).click();
+  await page.keyboard.type("mailer");
+  await page.keyboard.press("Enter");
+  await says(page, "change-error", `Nothing was done: type ${mailer} to confirm`);
+  await page.locator("#change-confirm").fill(mailer);
+  await page.keyboard.press("Enter");
+  await told(page, `The count of quota-1 of ${mailer} starts at 0 again.`);
+  await until("it is whole", 20, async () => (await left()) === 30_000_000);
+
+  await button(page, "Cancel jobs…", name).click();
+  await page.locator("#change-submit").click();
+  await says(page, "change-error", "ids");
+  await page.locator("#change-ids").fill("not-there\n\n  nor,there \n");
+  await page.locator("#change-for").fill("1h");
+  await page.locator("#change-reason").fill("a mistake");
+  await page.keyboard.press("Enter");
+  await told(page, `2 ids of ${name} cancelled for 1h.`);
+  const undo = { method: "POST", body: { ids: ["not-there", "nor,there", "another"], undo: true } };
+  assert.equal((await ask(b.url, `downstreams/${name}/cancel`, undo)).body.cancelled.changed, 2);
 });
 
 scene("dead letters: one replayed, those of a cause, and a purge that must be confirmed", async (context) => {
@@ -178,5 +239,5 @@ scene("without an admin token there is nothing to change", async () => {
   const page = await browser.page(url);
   await isDrawn(page);
   await page.getByText("Changes are off").waitFor();
-  assert.equal(await page.getByRole("button", { name: /Pause|Resume|Set rate|Unset/ }).count(), 0);
+  assert.equal(await page.getByRole("button", { name: /Pause|Resume|Set rate|Unset|Cancel|Reset/ }).count(), 0);
 });

@@ -13,11 +13,14 @@ for (const colorScheme of ["light", "dark"]) {
     await page.locator("#fleet summary").click();
     for (const summary of await page.locator(".card summary").all()) await summary.click();
     await isAccessible(page, `${colorScheme} cards`);
-    for (const action of ["Pause…", "Set rate…"]) {
+    for (const action of ["Pause…", "Set rate…", "Cancel jobs…"]) {
       await button(page, action, "crm-sync").click();
       await isAccessible(page, `${colorScheme} ${action}`);
       await page.keyboard.press("Escape");
     }
+    await page.getByRole("button", { name: "Reset… quota-1 of invoice-mailer" }).click();
+    await isAccessible(page, `${colorScheme} Reset…`);
+    await page.keyboard.press("Escape");
     await page.locator("#token-button").click();
     await isAccessible(page, `${colorScheme} token`);
     await page.keyboard.press("Escape");
@@ -49,7 +52,8 @@ scene("an API that throttles is failing, and what it answers is shown as text", 
   const throttling = card(page, "invoice-mailer");
   await stage.answer("invoice-mailer", 429, '{\r\n  "error": "<b>slow</b>\\u0007 \u001b[2Jdown\u202e"\r\n}');
   await stage.publish("a", "invoice-mailer", 20);
-  await throttling.locator('[data-part="state"]', { hasText: "failing" }).waitFor();
+  // Each replica counts those that it meets in a row, and both share probes that come ever more seldom.
+  await throttling.locator('[data-part="state"]', { hasText: "failing" }).waitFor({ timeout: 60_000 });
   await throttling.getByText(/^Failing since .*: 429 ×\d+; the downstream answered 429/).waitFor();
   await throttling.locator("summary").click();
   const failure = throttling.locator('[data-part="failures"] li').first();
@@ -62,14 +66,14 @@ scene("an API that throttles is failing, and what it answers is shown as text", 
   await stage.answer("invoice-mailer");
 });
 
-scene("on a phone, 360 px wide, nothing scrolls sideways", async (context) => {
+scene("on a phone, 320 px wide, nothing scrolls sideways", async (context) => {
   const { a } = await replicas();
-  const page = await browser.page(a.url, { viewport: { width: 360, height: 740 }, hasTouch: true, isMobile: true });
+  const page = await browser.page(a.url, { viewport: { width: 320, height: 740 }, hasTouch: true, isMobile: true });
   await isDrawn(page);
   await page.locator("#fleet summary").click();
   for (const summary of await page.locator(".card summary").all()) await summary.click();
   await fits(page, "cards");
-  for (const action of ["Pause…", "Set rate…"]) {
+  for (const action of ["Pause…", "Set rate…", "Cancel jobs…"]) {
     await button(page, action, "billing").click();
     await fits(page, action);
     await page.keyboard.press("Escape");

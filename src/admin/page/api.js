@@ -11,6 +11,8 @@ export class ApiError extends Error {
 /** Asks the daemon. The token is in memory only: in no storage, and in no address. */
 export class Client {
   #token = null;
+  /** How many changes were made by this page. */
+  changesMade = 0;
 
   /** `askForToken(why)` has the reader give a token to `useToken`, and resolves to whether that was done. */
   constructor(askForToken) {
@@ -31,7 +33,9 @@ export class Client {
     for (;;) {
       const token = this.#token;
       try {
-        return await (await this.#send(method, path, { body })).json();
+        const answer = await (await this.#send(method, path, { body })).json();
+        if (method !== "GET") this.changesMade += 1;
+        return answer;
       } catch (error) {
         const isRefused = error.status === 401;
         // Another request may have led to a new token meanwhile.

@@ -1,6 +1,7 @@
 // The card of a downstream: made once, and brought up to date where something changed.
 
-import { drawChart } from "./chart.js";
+import { Changes, describe } from "./changes.js";
+import { Chart } from "./chart.js";
 import { Details } from "./details.js";
 import { setAttribute, setProse, setShown, setText, setTime, stamp, syncRows } from "./dom.js";
 import { clock, count, countOf, kindsOf, microseconds, pace, periodFor, roughClock, span, unknown } from "./words.js";
@@ -45,30 +46,48 @@ export function rankOf(downstream) {
 
 let cardsMade = 0;
 
-/** A card. `context` is what all cards share: `now` on the daemon's clock, `fleet` (replicas by id) and `history`. */
+/**
+ * A card. `context` is what all cards share: `now` on the daemon's clock, `fleet` (replicas by id), `history`, `client`, and
+ * whether each is a row that the reader may open, as there are many (`areMany`).
+ */
 export class Card {
   /** Whether the card is in sight or near it. Of others only the head is drawn, until they come there. */
   isNear;
   #context;
   #parts = stamp("card-template");
-  #hasBody = false;
+  #body = null;
+  /** Whether the reader has opened the row. */
+  #isOpened = false;
   #downstream = null;
   /** The state that the body shows. */
   #drawn = null;
+  #chart = null;
   #chartKey = null;
   #details = null;
+  /** The changes by operators. They are read for those who open the details. */
+  #changes;
   /** When each count was last another one than 0. */
   #filledAt = {};
 
   constructor(name, context, isNear) {
     this.#context = context;
     this.isNear = isNear;
+    this.#changes = new Changes(context.client, name, () => this.#drawChanges());
     const { element, name: heading } = this.#parts;
     cardsMade += 1;
     heading.id = `downstream-${cardsMade}`;
     element.firstElementChild.setAttribute("aria-labelledby", heading.id);
     element.dataset.name = name;
     setText(heading, name);
+    const { toggle } = this.#parts;
+    toggle.setAttribute("aria-label", `Open ${name}`);
+    toggle.addEventListener("click", () => {
+      this.#isOpened = !this.#isOpened;
+      setAttribute(toggle, "aria-expanded", String(this.#isOpened));
+      setText(toggle, this.#isOpened ? "Close" : "Open");
+      toggle.setAttribute("aria-label", `${toggle.textContent} ${name}`);
+      this.draw();
+    });
   }
 
   get element() {
@@ -86,10 +105,18 @@ export class Card {
     if (this.isNear) this.draw();
   }
 
-  /** Draws the body where something changed, and what depends on the time. */
+  /** Draws the body where something changed, and what depends on the time; of a row that is closed its few figures. */
   draw() {
-    const { now } = this.#context;
-    if (!this.#hasBody) this.#makeBody();
+    const { now, areMany } = this.#context;
+    // What somebody is in stays, although another downstream has made them many.
+    const isRow = areMany && !this.#isOpened && !this.#body?.contains(document.activeElement);
+    setShown(this.#parts.brief, isRow);
+    if (this.#body !== null) setShown(this.#body, !isRow);
+    if (isRow) {
+      this.#drawBrief(now);
+      return;
+    }
+    if (this.#body === null) this.#makeBody();
     if (this.#drawn !== this.#downstream) this.#drawState();
     this.#drawn = this.#downstream;
     this.#drawTimes(now);
@@ -101,16 +128,27 @@ export class Card {
 
   /** Opens the part with limits, failures and replicas. */
   open() {
-    if (!this.#hasBody) this.#makeBody();
+    if (this.#body === null) this.#makeBody();
     this.#parts.details.open = true;
   }
 
+  #drawBrief(now) {
+    const { briefRate, briefWaiting, briefParked, briefDead } = this.#parts;
+    const { rate, rate_limit: limit, waiting, queued, parked, dead } = this.#downstream;
+    setText(briefRate, limit == null ? pace(rate) : `${pace(rate, periodFor(limit))} of ${pace(limit)}`);
+    setText(briefWaiting, count(queued == null ? waiting : waiting + queued));
+    setText(briefParked, count(parked));
+    setText(briefDead, count(dead));
+    this.#drawSince(now);
+  }
+
   #makeBody() {
-    this.#hasBody = true;
     const { element: body, ...parts } = stamp("body-template");
+    this.#body = body;
     Object.assign(this.#parts, parts);
+    this.#chart = new Chart(parts);
     const { name } = this.element.dataset;
-    for (const button of [parts.pauseButton, parts.resumeButton, parts.rateButton]) {
+    for (const button of [parts.pauseButton, parts.resumeButton, parts.rateButton, parts.cancelButton]) {
       button.setAttribute("aria-label", `${button.textContent} ${name}`);
     }
     parts.summary.setAttribute("aria-label", `${parts.summary.textContent} of ${name}`);
@@ -155,11 +193,15 @@ export class Card {
     setAttribute(deadButton, "data-tone", dead > 0 ? "warn" : "quiet");
   }
 
+  #drawSince(now) {
+    const bound = this.#downstream.binding?.since;
+    setTime(this.#parts.since, bound, bound == null ? "" : `For ${span(now - bound)}.`);
+  }
+
   #drawTimes(now) {
-    const { since, next, oldest, through } = this.#parts;
+    const { next, oldest, through } = this.#parts;
     const downstream = this.#downstream;
-    const bound = downstream.binding?.since;
-    setTime(since, bound, bound == null ? "" : `For ${span(now - bound)}.`);
+    this.#drawSince(now);
     const until = downstream.next_slot;
     const isSoon = until != null && until - now < 1000;
     setTime(next, until, until == null ? unknown : isSoon ? "now" : `in ${span(until - now)}`);
@@ -193,14 +235,15 @@ export class Card {
     setShown(quotas, items.length > 0);
   }
 
-  /** The chart changes when a step of the history is over, or the limit is another one. */
+  /** The chart changes when a step of the history is over, the limit is another one, or somebody changed something. */
   #drawChart() {
     const { name, rate_limit: limit = null } = this.#downstream;
-    const { version, paces } = this.#context.history.of(name, limit);
-    const key = `${version} ${limit}`;
+    const history = this.#context.history.of(name, limit);
+    const marks = this.#changes.all?.map((change) => ({ at: change.at, text: describe(change) })) ?? marksOf(this.#downstream);
+    const key = `${history.version} ${limit} ${marks.map(({ at }) => at)}`;
     if (key === this.#chartKey) return;
     this.#chartKey = key;
-    drawChart(this.#parts, paces, limit, periodFor(limit ?? Math.max(0, ...paces)));
+    this.#chart.draw(history, limit, periodFor(limit ?? Math.max(0, ...history.paces)), marks);
   }
 
   /** The details are made when they are opened for the first time, and not drawn while they are closed. */
@@ -210,8 +253,21 @@ export class Card {
       this.#details = new Details();
       this.#parts.details.append(this.#details.element);
     }
-    this.#details.draw(this.#downstream, this.#context);
+    this.#details.draw(this.#downstream, this.#context, this.#changes);
+    this.#changes.follow(this.#downstream, this.#context.now);
   }
+
+  #drawChanges() {
+    if (this.#body === null) return;
+    this.#drawChart();
+    this.#drawDetails();
+  }
+}
+
+/** The changes by operators that a state tells of, which are those in force. */
+function marksOf({ pause, overrides }) {
+  const marks = (overrides ?? []).map(({ limit, rate, set_at: at }) => ({ at, text: `${limit} set to ${rate}` }));
+  return pause?.at == null ? marks : [...marks, { at: pause.at, text: "paused" }];
 }
 
 function drawCount(element, number) {

@@ -1,7 +1,11 @@
 // The part of a card that is opened for more: limits, last failures, and the shares of the replicas.
 
-import { create, createTime, setShown, setText, setTime, setProse, stamp, syncRows } from "./dom.js";
+import { describe } from "./changes.js";
+import { create, createTime, setAttribute, setShown, setText, setTime, setProse, stamp, syncRows } from "./dom.js";
 import { clock, count, pace, periodFor, unknown } from "./words.js";
+
+/** How many changes by operators are shown: the last ones. */
+const MOST_CHANGES = 20;
 
 /** The details of one downstream. */
 export class Details {
@@ -11,12 +15,12 @@ export class Details {
     return this.#parts.element;
   }
 
-  draw(downstream, { fleet }) {
+  draw(downstream, { fleet }, changes) {
     const { limits, failures, noFailures, replicas, totals } = this.#parts;
     syncRows(limits, downstream.limits ?? [], {
       key: (limit) => limit.name,
       make: () => stamp("limit-template"),
-      update: drawLimit,
+      update: (row, limit) => drawLimit(row, limit, downstream.name),
     });
 
     const known = downstream.failures ?? [];
@@ -27,6 +31,8 @@ export class Details {
       make: makeFailure,
       update: drawFailure,
     });
+
+    this.#drawChanges(changes);
 
     const shares = downstream.replicas ?? [];
     const sum = shares.reduce((total, { rate }) => total + rate, 0);
@@ -39,14 +45,41 @@ export class Details {
     const { released, delivered } = downstream;
     setText(totals, `${count(released)} released and ${count(delivered)} delivered since the replicas started.`);
   }
+
+  #drawChanges({ all, problem }) {
+    const { history, noHistory } = this.#parts;
+    const shown = (all ?? []).slice(-MOST_CHANGES).reverse();
+    setShown(history, shown.length > 0);
+    setShown(noHistory, shown.length === 0 || problem !== null);
+    setText(noHistory, problem ?? (all === null ? "Asking the daemon…" : "None are known."));
+    syncRows(history, shown, {
+      key: (change) => `${change.at} ${describe(change)}`,
+      make: makeChange,
+      // What is today now has a date tomorrow.
+      update: ({ at }, change) => setTime(at, change.at, clock(change.at)),
+    });
+  }
 }
 
-function drawLimit(row, { name, algorithm, rate, file_rate: fileRate, remaining, of, whole_at: wholeAt }) {
+function makeChange(change) {
+  const element = document.createElement("li");
+  const text = create("span", "");
+  const at = createTime(change.at);
+  setProse(text, describe(change));
+  element.append(at, " ", text);
+  return { element, at };
+}
+
+function drawLimit(row, { name, algorithm, rate, file_rate: fileRate, remaining, of, whole_at: wholeAt }, downstream) {
   setText(row.name, name);
   setText(row.algorithm, algorithm);
   setText(row.rate, rate);
   setText(row.fileRate, fileRate == null ? "" : `in the file ${fileRate}`);
   setText(row.remaining, remaining == null ? unknown : `${count(remaining)} of ${count(of)}`);
+  // The count of a pace is the next slot, which nobody needs to reset.
+  setShown(row.reset, remaining != null);
+  setAttribute(row.reset, "data-limit", name);
+  setAttribute(row.reset, "aria-label", `Reset… ${name} of ${downstream}`);
   setText(row.whole, remaining == null || wholeAt == null ? "" : `whole at ${clock(wholeAt)}`);
 }
 

@@ -113,6 +113,22 @@ const CHANGES = {
     request: ["DELETE", "rate"],
     done: ({ name, sent }) => `The rate of ${sent.limit} of ${name} is that of the file again.`,
   },
+  reset: {
+    title: "Reset",
+    hint: "Its count starts at 0 again, in all replicas at once: what was used may be used again.",
+    fields: ["confirm", "reason"],
+    request: ["POST", "reset"],
+    done: ({ name, sent }) => `The count of ${sent.limit} of ${name} starts at 0 again.`,
+  },
+  cancel: {
+    title: "Cancel jobs",
+    submit: "Cancel jobs",
+    hint: "Jobs with these ids are not sent, wherever they wait, nor if they come later. `paced cancel --undo` ends that.",
+    forHint: "Such as 1d or 30d; empty: 366 days",
+    fields: ["ids", "for", "reason"],
+    request: ["POST", "cancel"],
+    done: ({ name, sent }) => `${countOf(sent.ids.length, "id")} of ${name} cancelled for ${sent.for ?? "366d"}.`,
+  },
   replay: {
     title: "Replay",
     hint: "Replayed letters become jobs again, oldest first. The pace only bounds how fast they come into the queue.",
@@ -143,7 +159,8 @@ function stopOf({ stopped_by: by, error }) {
   return by == null ? why : ` Stopped before all were examined.${why}`;
 }
 
-const FIELDS = ["rate", "limit", "for", "confirm", "reason"];
+const FOR_HINT = "Such as 10m, 2h or 1d; empty: until somebody ends it";
+const FIELDS = ["ids", "rate", "limit", "for", "confirm", "reason"];
 
 function lasting({ for: span }) {
   return span ? `for ${span}` : "until somebody ends it";
@@ -171,18 +188,19 @@ export class ChangeDialog {
    * what of the downstream is changed, if not the whole, and `fixed` says that in the body of the request.
    */
   open(change, { name, limits = [] }, { subject = null, fixed = {} } = {}) {
-    const { title, hint, fields, rateLabel = "" } = CHANGES[change];
+    const { title, hint, fields, forHint = FOR_HINT, rateLabel = "", submit: text = title.split(" ")[0] } = CHANGES[change];
     byId("change-title").textContent = `${title} ${subject === null ? "" : `${subject} of `}${name}`;
     byId("change-hint").textContent = hint;
     for (const field of FIELDS) {
       setShown(inputOf(field).parentElement, fields.includes(field));
       inputOf(field).value = "";
     }
+    byId("change-for-hint").textContent = forHint;
     labelOf("rate").textContent = rateLabel;
     labelOf("confirm").textContent = `Type ${name} to confirm`;
     offerLimits(limits);
     const submit = byId("change-submit");
-    submit.textContent = title.split(" ")[0];
+    submit.textContent = text;
     submit.classList.toggle("final", fields.includes("confirm"));
     showError(byId("change-error"), null);
     this.#dialog.showModal();
@@ -197,7 +215,7 @@ export class ChangeDialog {
     const { change, name, fixed } = asked;
     showError(byId("change-error"), null);
     if (change.fields.includes("confirm") && inputOf("confirm").value.trim() !== name) {
-      showError(byId("change-error"), `Nothing was removed: type ${name} to confirm.`);
+      showError(byId("change-error"), `Nothing was done: type ${name} to confirm.`);
       inputOf("confirm").focus();
       return;
     }
@@ -251,8 +269,14 @@ function labelOf(field) {
 
 /** What the reader filled in, by the keys of the API. What is empty is left out. */
 function filledIn({ fields, reasonKey = "reason" }) {
-  const given = fields.filter((field) => field !== "confirm" && inputOf(field).value.trim());
-  return Object.fromEntries(given.map((field) => [field === "reason" ? reasonKey : field, inputOf(field).value.trim()]));
+  // The daemon says what is wrong with no ids at all.
+  const given = fields.filter((field) => field === "ids" || (field !== "confirm" && inputOf(field).value.trim()));
+  const entry = (field) => {
+    const text = inputOf(field).value.trim();
+    if (field === "ids") return [field, text.split("\n").map((line) => line.trim()).filter(Boolean)];
+    return [field === "reason" ? reasonKey : field, text];
+  };
+  return Object.fromEntries(given.map(entry));
 }
 
 /** The limits to choose from. The first one is that which `rate = "..."` in the file makes, if there is one. */

@@ -43,13 +43,15 @@ export class History {
 
   /**
    * The pace in each step, oldest first, in jobs a second, of a downstream whose limit is `limit` or null; with a `version`
-   * that tells whether it changed.
+   * that tells whether it changed, the length of a step in ms, and when the last one ended.
    */
   of(name, limit) {
     const series = this.#series.get(name);
-    if (series === undefined) return { version: "", paces: [] };
+    const stepLength = this.#stepLength;
+    if (series === undefined) return { version: "", paces: [], until: 0, stepLength };
     this.#fill(series, 0, this.#now);
-    return { version: `${this.#loads} ${series.until}`, paces: averaged(series.released, limit, this.#stepLength / 1000) };
+    const paces = averaged(series.released, limit, stepLength / 1000);
+    return { version: `${this.#loads} ${series.until}`, paces, until: series.until, stepLength };
   }
 
   #add(name, jobs, from) {

@@ -9,7 +9,7 @@ import { History } from "./history.js";
 import { Live } from "./live.js";
 import { clock, count, countOf, span } from "./words.js";
 
-/** From how many downstreams on there is a filter. */
+/** From how many downstreams on there is a table of rows, with a filter, and not a card for each. */
 const MANY = 9;
 /** Up to how many downstreams the cards show their details without being asked. */
 const FEW = 3;
@@ -22,7 +22,7 @@ const order = new Intl.Collator("en", { numeric: true });
 const cards = byId("cards");
 
 /** What the cards share. */
-const context = { now: Date.now(), fleet: new Map(), history: new History() };
+const context = { now: Date.now(), fleet: new Map(), history: new History(), areMany: false };
 
 let state = null;
 /** The names of the downstreams, in the order of the cards. */
@@ -50,12 +50,13 @@ function draw() {
   context.fleet = new Map((state.replicas ?? []).map((replica) => [replica.id, replica]));
   drawHeader();
   names = sortedNames();
+  context.areMany = names.length >= MANY;
   syncRows(cards, names, {
     key: (name) => name,
     make: makeCard,
     update: (card, name) => card.show(state.downstreams.get(name)),
   });
-  cards.classList.toggle("many", names.length >= MANY);
+  cards.classList.toggle("many", context.areMany);
   applyFilter();
   if (isFirst) measureFirstDraw();
 }
@@ -251,6 +252,7 @@ const tokenDialog = new TokenDialog((token) => {
   live.retry();
 });
 const client = new Client((why) => tokenDialog.ask(why));
+context.client = client;
 const changeDialog = new ChangeDialog(client, tell);
 const deadDialog = new DeadDialog(client, changeDialog);
 const live = new Live(client, {
@@ -261,11 +263,14 @@ const live = new Live(client, {
 });
 
 /** Opens the dialog of a card's button. */
-function act(button) {
+async function act(button) {
   const { action, limit } = button.dataset;
-  const downstream = state.downstreams.get(button.closest("[data-name]").dataset.name);
+  const card = button.closest("[data-name]");
+  const downstream = state.downstreams.get(card.dataset.name);
   if (action === "dead") deadDialog.open(downstream.name);
-  else changeDialog.open(action, downstream, limit === undefined ? {} : { subject: limit, fixed: { limit } });
+  else await changeDialog.open(action, downstream, limit === undefined ? {} : { subject: limit, fixed: { limit } });
+  // The button may have gone with its note while the dialog was open.
+  if (document.activeElement === document.body) card.querySelector('[data-action="rate"]')?.focus();
 }
 
 cards.addEventListener("click", (event) => {
