@@ -13,16 +13,16 @@ use super::{Global, Output, input, out};
 pub(super) struct Args {
     /// The downstream, as in the daemon's configuration
     downstream: String,
-    /// The ids of the jobs; - reads them from stdin, one a line
+    /// The ids of the jobs; - reads them from stdin, one on each line
     #[arg(value_name = "ID", required = true)]
     ids: Vec<String>,
-    /// For so long, such as 30d: copies of the jobs are not sent either until then [default: 366d]
+    /// How long the cancellation lasts, such as 30d; until then copies of the jobs are not sent either [default: 366d]
     #[arg(long = "for", value_name = "DURATION", conflicts_with = "undo")]
     span: Option<Span>,
-    /// Ends it: jobs with these ids are sent again from now on
+    /// Ends the cancellation: jobs with these ids are sent again from now on
     #[arg(long)]
     undo: bool,
-    /// Why, for the audit log
+    /// The reason, for the audit log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }

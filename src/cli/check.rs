@@ -13,7 +13,7 @@ mod online;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Connects to the broker and the store too, and fetches a token of each OAuth2 client; changes nothing there
+    /// Also connects to the broker and the store, and fetches a token of each OAuth2 client; changes nothing there
     #[arg(long)]
     online: bool,
 }

@@ -20,9 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Moves the jobs that a downstream has left, which no replica serves any more, to another one
+    /// Moves the jobs of a downstream that no replica serves any more to another downstream
     Drain(DrainArgs),
-    /// Deletes the queues of a downstream that no replica serves any more, once nothing is in them
+    /// Deletes the queues of a downstream that no replica serves any more, if they are empty
     Delete(DeleteArgs),
 }
 
@@ -30,10 +30,10 @@ pub(super) enum Command {
 pub(super) struct DrainArgs {
     /// The downstream, which is not in the configuration any more
     downstream: String,
-    /// The downstream that the jobs go to [default: shows only what lies there]
+    /// The downstream that gets the jobs [default: only shows what is in the queues]
     #[arg(long, value_name = "DOWNSTREAM")]
     to: Option<String>,
-    /// Moves so many at most, such as 20/s [default: as fast as the broker takes them]
+    /// The highest rate, such as 20/s [default: as fast as the broker takes the jobs]
     #[arg(long, requires = "to")]
     rate: Option<Rate>,
 }
@@ -42,7 +42,7 @@ pub(super) struct DrainArgs {
 pub(super) struct DeleteArgs {
     /// The downstream, which is not in the configuration any more
     downstream: String,
-    /// Asks nothing
+    /// Does not ask for a confirmation
     #[arg(long)]
     yes: bool,
 }

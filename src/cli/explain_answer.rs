@@ -22,13 +22,14 @@ pub(super) struct Args {
     /// The status, such as 429
     #[arg(long, value_name = "STATUS", value_parser = clap::value_parser!(u16).range(200..=599))]
     status: u16,
-    /// A header of the answer; repeat it for several. Dates and resets count by its `Date`, or else by this machine's clock
+    /// A header of the answer; repeat the option for several headers. Dates and resets count from its `Date`, or else from
+    /// this machine's clock
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     header: Vec<(HeaderName, HeaderValue)>,
-    /// A file with its body; - for stdin
+    /// A file with the body of the answer; - is stdin
     #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
-    /// As for a job of which an earlier attempt ended without an answer
+    /// Assumes that an earlier attempt of the job ended without an answer
     #[arg(long)]
     after_timeout: bool,
 }

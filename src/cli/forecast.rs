@@ -15,8 +15,9 @@ use simulation::{Ended, Simulation, Span};
 
 mod simulation;
 
-/// Says when jobs would be through at the limits of a downstream, which limit binds when, and which jobs would be dead. It asks
-/// no server: the limits are taken to be whole, all jobs to be there at once, and the API to answer at once.
+/// Says when jobs would be released at the limits of a downstream, which limit binds when, and which jobs would become
+/// dead letters. It asks no server. It assumes that the limits are whole, all jobs are there at once, and the API answers
+/// at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The downstream, as in the configuration
@@ -25,22 +26,22 @@ pub(super) struct Args {
     /// Jobs, one JSON object per line, or with --csv one row; `-` is stdin
     #[arg(required_unless_present = "count")]
     file: Option<PathBuf>,
-    /// So many equal jobs
+    /// The number of equal jobs
     #[arg(long, conflicts_with = "file", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Cost of each of them
+    /// Cost of each equal job
     #[arg(long, requires = "count", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     cost: Option<u32>,
-    /// Plan of each of them
+    /// Plan of each equal job
     #[arg(long, requires = "count", value_name = "PLAN")]
     plan: Option<String>,
-    /// When they are there, in RFC 3339 [default: now]
+    /// When the jobs are there, in RFC 3339 [default: now]
     #[arg(long, value_name = "INSTANT", value_parser = instant)]
     at: Option<Micros>,
     #[command(flatten)]
     table: TableArgs,
-    /// Header of every job that has none of this name, as http.allow_headers allows; repeat it for several. With --csv the
-    /// value may have cells in it: 'x-tenant:{tenant}'
+    /// Header of every job that has no header of this name, if http.allow_headers allows it; repeat the option for several
+    /// headers. With --csv the value may have cells in it: 'x-tenant:{tenant}'
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<HeaderArg>,
 }

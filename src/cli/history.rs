@@ -10,7 +10,7 @@ use super::{Global, Output, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Only those of this downstream
+    /// Only the changes of this downstream
     downstream: Option<String>,
 }
 

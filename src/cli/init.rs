@@ -16,13 +16,13 @@ mod render;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Name of the API that jobs are released to: the downstream, and the routing key of its jobs
+    /// Name of the API: the name of the downstream, and the routing key of its jobs
     #[arg(long, value_name = "NAME")]
     downstream: Option<String>,
-    /// Where jobs go: a URL, to which a job's path is appended behind one slash
+    /// URL of the API; a job's path is appended behind one slash
     #[arg(long, value_name = "URL")]
     base_url: Option<String>,
-    /// What the API allows: COUNT/UNIT, such as 50/s or 1000/minute
+    /// Limit of the API: COUNT/UNIT, such as 50/s or 1000/minute
     #[arg(long)]
     rate: Option<String>,
     /// A further limit of the API, such as 5000/day (a quota by the calendar in UTC) or 1000/hour (in any hour); may be repeated
@@ -34,16 +34,17 @@ pub(super) struct Args {
     /// RabbitMQ [default: amqp://127.0.0.1:5672/%2f]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
-    /// Where the pace is kept: redis://HOST, or memory: for one process alone [default: memory:]
+    /// Where the pace is kept: redis://HOST, or memory: for only one process [default: memory:]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// An existing queue to take the jobs from [default: paced's own, paced.jobs.NAME]
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
-    /// Writes to this file instead of to stdout; a URL with a password, or a base URL with a query, goes to a file of its own beside it
+    /// Writes to this file, not to stdout; a URL with a password, or a base URL with a query, is written to another file
+    /// beside it
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Replaces files that are there
+    /// Replaces files that exist
     #[arg(long)]
     force: bool,
 }

@@ -10,14 +10,14 @@ use super::{Cli, Global, out};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CompletionsArgs {
-    /// Whose completions
+    /// The shell that gets the completions
     #[arg(value_enum)]
     shell: Shell,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ManArgs {
-    /// Where to write them: paced.1, paced-run.1 and so on; it is made if it is missing
+    /// The folder for the pages: paced.1, paced-run.1 and so on; it is created if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
 }

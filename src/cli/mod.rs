@@ -61,39 +61,39 @@ const GLOBAL: &str = "Options of every command";
 /// What every command understands.
 #[derive(Debug, Args)]
 struct Global {
-    /// Configuration file; repeat it to merge several [default: $PACED_CONFIG, ./paced.toml,
+    /// Configuration file; repeat the option to merge several files [default: $PACED_CONFIG, ./paced.toml,
     /// /etc/paced/paced.toml]
     #[arg(short, long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     config: Vec<PathBuf>,
     /// Overrides one key, such as downstreams.billing.rate=20/s
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Where the daemon's admin API is, such as https://paced.internal:9750 [default: admin.listen]
+    /// Address of the daemon's admin API, such as https://paced.internal:9750 [default: admin.listen]
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     admin: Option<String>,
-    /// Who you are, for the audit log of the daemon, where several use one token; nothing proves it
+    /// Your name, for the audit log of the daemon, if several people use one token; nothing proves it
     #[arg(long = "as", global = true, help_heading = GLOBAL, value_name = "NAME", value_parser = claimed)]
     claimed: Option<HeaderValue>,
-    /// The authorities that may have signed the certificate of a daemon that is asked over https, in PEM format
+    /// The authorities that may have signed the daemon's certificate, for https, in PEM format
     /// [default: $PACED_CA_FILE, or the system's]
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// The certificate to show to a daemon that wants one [default: $PACED_CERT_FILE]
+    /// The client certificate, for a daemon that requires one [default: $PACED_CERT_FILE]
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     cert_file: Option<PathBuf>,
-    /// Its private key [default: $PACED_KEY_FILE]
+    /// The private key of the client certificate [default: $PACED_KEY_FILE]
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Form of what is written to stdout
+    /// Form of the output on stdout
     #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t, value_name = "FORM")]
     output: Output,
     /// When to colour messages
     #[arg(long, global = true, help_heading = GLOBAL, value_enum, default_value_t, value_name = "WHEN")]
     color: Color,
-    /// Says more; twice: everything
+    /// Logs more; twice: everything
     #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count)]
     verbose: u8,
-    /// Says less; twice: only errors
+    /// Logs less; twice: only errors
     #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count, conflicts_with = "verbose")]
     quiet: u8,
     /// Form of the log on stderr
@@ -124,35 +124,35 @@ enum Command {
     Run(run::Args),
     /// Writes a first configuration, from options or from answers to a few questions
     Init(init::Args),
-    /// Checks the configuration; with --online the broker and the store too
+    /// Checks the configuration; with --online also the broker and the store
     Check(check::Args),
-    /// Publishes jobs to a downstream's queue, confirmed
+    /// Publishes jobs to a downstream's queue, and waits for the confirms
     Publish(publish::Args),
-    /// Releases jobs from a file or stdin at a pace, with no server at all
+    /// Releases jobs from a file or stdin at a pace, without any server
     Pipe(pipe::Args),
-    /// Says when jobs would be through, which limit binds when, and which would be dead
+    /// Says when jobs would be released, which limit binds when, and which jobs would become dead letters
     Forecast(forecast::Args),
     /// Shows what every downstream is doing, over all replicas, and what holds its jobs back
     Status(status::Args),
-    /// Shows the same on the whole terminal, live, with a pane for each downstream
+    /// Shows the state of every downstream live, on the whole terminal
     Top(top::Args),
-    /// Shows the last changes by operators: who changed what, when and why, through whichever replica
+    /// Shows the last changes by operators, made through any replica: who changed what, when and why
     History(history::Args),
-    /// Looks at dead letters, and brings them back
+    /// Lists, shows, replays and removes dead letters
     #[command(subcommand)]
     Dead(dead::Command),
-    /// Moves and deletes what a downstream has left that no replica serves any more
+    /// Moves the jobs and deletes the queues of a downstream that no replica serves any more
     #[command(subcommand)]
     Downstream(downstream::Command),
-    /// Cancels jobs: no replica sends them, wherever they wait
+    /// Cancels jobs: no replica sends them
     Cancel(cancel::Args),
     /// Stops the releases of a downstream, in every replica
     Pause(pause::PauseArgs),
-    /// Ends a pause: one of `paced pause`, and one that the downstream asked for
+    /// Ends the pauses of a downstream: that of `paced pause`, and that which the downstream asked for
     Resume(pause::ResumeArgs),
     /// Resets a downstream's used quota to 0, in every replica
     Reset(reset::Args),
-    /// Shows and sets the rates that a running downstream goes by
+    /// Shows and sets the rates of a running downstream
     #[command(subcommand)]
     Rate(rate::Command),
     /// Shows the limits in force as the store has them, and rolls them back

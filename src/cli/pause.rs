@@ -12,10 +12,10 @@ use super::{Global, Output, out};
 pub(super) struct PauseArgs {
     #[command(flatten)]
     which: Which,
-    /// For so long, such as 10m [default: until it is resumed]
+    /// How long the pause lasts, such as 10m [default: until it is resumed]
     #[arg(long = "for", value_name = "DURATION")]
     span: Option<Span>,
-    /// Why, for the audit log
+    /// The reason, for the audit log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }
@@ -24,7 +24,7 @@ pub(super) struct PauseArgs {
 pub(super) struct ResumeArgs {
     #[command(flatten)]
     which: Which,
-    /// Why, for the audit log
+    /// The reason, for the audit log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }

@@ -33,17 +33,17 @@ mod reports;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Releases so many jobs at most, such as 20/s or 100/5min
+    /// The highest rate of releases, such as 20/s or 100/5min
     #[arg(long, required_unless_present = "downstream")]
     rate: Option<Rate>,
-    /// Goes by this downstream of the configuration (-c): its API, its limits, and the store by which daemons share them.
-    /// The jobs are beside those of its queue
+    /// Uses this downstream of the configuration (-c): its API, its limits, and the store in which daemons share them. Jobs
+    /// in its queue are not taken
     #[arg(long, value_name = "NAME", conflicts_with_all = ["rate", "to", "on_limit", "encoded_slash", "max_cost", "concurrency", "timeout", "max_attempts"])]
     downstream: Option<String>,
-    /// What becomes of a job that the rate does not allow at once
+    /// What happens to a job that the rate does not allow at once
     #[arg(long, default_value = "wait", value_name = "wait|reject", value_parser = on_limit)]
     on_limit: OnLimit,
-    /// Where jobs go: one without a path to this URL; a path is appended behind one slash, and its query after the URL's
+    /// URL of the API, for a job without a path; a path is appended behind one slash, and its query after the URL's
     #[arg(long, value_name = "URL", required_unless_present = "downstream")]
     to: Option<String>,
     /// Jobs, one JSON object per line; `-` is stdin
@@ -51,28 +51,29 @@ pub(super) struct Args {
     file: PathBuf,
     #[command(flatten)]
     table: TableArgs,
-    /// Adds outcomes to this file instead of writing them to stdout, and skips the jobs that it says were delivered
+    /// Appends outcomes to this file, not to stdout, and skips the jobs that the file names as delivered
     #[arg(long, value_name = "OUT")]
     resume: Option<PathBuf>,
-    /// Outcomes have the body of the answer, up to 64 KiB: `body`, or `body_base64` if it is no text
+    /// Adds the body of the answer to each outcome, up to 64 KiB: `body`, or `body_base64` if it is no text
     #[arg(long)]
     with_body: bool,
-    /// Header of every request; repeat it for several. With --csv the value may have cells in it: 'x-tenant:{tenant}'
+    /// Header of every request; repeat the option for several headers. With --csv the value may have cells in it:
+    /// 'x-tenant:{tenant}'
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<HeaderArg>,
-    /// Lets a job's path have an encoded slash (%2F)
+    /// Allows an encoded slash (%2F) in a job's path
     #[arg(long)]
     encoded_slash: bool,
-    /// The highest cost of one job [default: what the rate releases in a minute]
+    /// The highest cost of one job [default: the units that the rate releases in a minute]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_cost: Option<u32>,
-    /// Requests at once
+    /// The most requests at once
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
-    /// Seconds for one request
+    /// The most seconds for one request
     #[arg(long, default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
-    /// Attempts per job, the first included
+    /// The most attempts per job, with the first one
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_attempts: u32,
 }

@@ -28,7 +28,7 @@ pub(super) struct Args {
     /// Jobs, one JSON object per line, or with --csv one row; `-` is stdin [default: stdin, unless --count or --body is
     /// given]
     file: Option<PathBuf>,
-    /// Publishes so many equal jobs [default: 1, with --body]
+    /// The number of equal jobs [default: 1, with --body]
     #[arg(long, conflicts_with = "file", value_name = "N")]
     count: Option<u64>,
     /// Body of each job
@@ -36,11 +36,11 @@ pub(super) struct Args {
     body: Option<String>,
     #[command(flatten)]
     table: TableArgs,
-    /// Header of every job that has none of this name, as http.allow_headers allows; repeat it for several. With --csv the
-    /// value may have cells in it: 'x-tenant:{tenant}'
+    /// Header of every job that has no header of this name, if http.allow_headers allows it; repeat the option for several
+    /// headers. With --csv the value may have cells in it: 'x-tenant:{tenant}'
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<HeaderArg>,
-    /// Lane of each job that names none (no effect yet)
+    /// Lane of each job that names no lane (no effect yet)
     #[arg(long, value_name = "LANE")]
     lane: Option<String>,
 }

@@ -11,11 +11,11 @@ use super::{Global, Output, out};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Shows the limits in force, and the rates set over them
+    /// Shows the limits in force, and the rates that operators set over them
     Get(GetArgs),
-    /// Sets a rate over a limit, for a while or until it is unset
+    /// Sets a rate in place of a limit's, for a while or until it is unset
     Set(SetArgs),
-    /// Goes back to the rate of the configuration
+    /// Ends a set rate: the rate of the configuration counts again
     Unset(UnsetArgs),
 }
 
@@ -29,16 +29,16 @@ pub(super) struct GetArgs {
 pub(super) struct SetArgs {
     /// The downstream, as in the daemon's configuration
     downstream: String,
-    /// COUNT/UNIT, such as 20/s or 1000/5m; of a quota also week and month
+    /// COUNT/UNIT, such as 20/s or 1000/5m; for a quota also week and month
     #[arg(value_parser = amount)]
     rate: Amount,
     /// The limit [default: the one of `rate = "..."`, or the only one]
     #[arg(long, value_name = "NAME")]
     limit: Option<String>,
-    /// For so long, such as 2h [default: until it is unset]
+    /// How long the rate lasts, such as 2h [default: until it is unset]
     #[arg(long = "for", value_name = "DURATION")]
     span: Option<Span>,
-    /// Why, for the audit log and for whoever looks
+    /// The reason, for the audit log and for `paced rate get`
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }
@@ -50,7 +50,7 @@ pub(super) struct UnsetArgs {
     /// The limit [default: the one of `rate = "..."`, or the only one]
     #[arg(long, value_name = "NAME")]
     limit: Option<String>,
-    /// Why, for the audit log
+    /// The reason, for the audit log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }

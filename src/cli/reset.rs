@@ -11,13 +11,13 @@ use super::{Global, Output, confirm, out};
 pub(super) struct Args {
     /// The downstream, as in the daemon's configuration
     downstream: String,
-    /// Only this limit, which may be a plan's [default: all of them]
+    /// Only this limit, which may be a plan's [default: all]
     #[arg(long, value_name = "NAME")]
     limit: Option<String>,
-    /// Asks nothing
+    /// Does not ask for a confirmation
     #[arg(long)]
     yes: bool,
-    /// Why, for the audit log
+    /// The reason, for the audit log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }

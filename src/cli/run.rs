@@ -6,8 +6,8 @@ use crate::daemon::{Daemon, End, Error, Hangups, Signals};
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Args {
-    /// Writes a line to the log for each job that is settled: its id, outcome, status and attempts, how long it waited,
-    /// and how late it was released. `-vv` does too
+    /// Logs a line for each job that is settled: its id, outcome, status and attempts, how long it waited, and how late it
+    /// was released. So does `-vv`
     #[arg(long)]
     pub(super) log_jobs: bool,
 }

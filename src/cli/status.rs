@@ -17,9 +17,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Only this downstream, with all that is known of it
+    /// Only this downstream, with all its details
     downstream: Option<String>,
-    /// Shows it again every second, until it is interrupted
+    /// Shows the state again every second, until you interrupt it
     #[arg(short, long)]
     watch: bool,
 }

@@ -10,14 +10,14 @@ use super::out;
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct TableArgs {
     /// FILE is CSV: a row of names (id, body, lane, plan, method, path, cost, cost:LIMIT, priority, not_before, deadline,
-    /// header:NAME), and one row per job. With one of the next three, and with a --header that has {COLUMN} in it, there
-    /// may be any other columns
+    /// header:NAME), and one row per job. Other columns are allowed with --path, --body-from-row, --id, or a --header that
+    /// has {COLUMN} in it
     #[arg(long)]
     csv: bool,
-    /// Path of each job, such as 'customers/{customer_id}', with the cells percent-encoded
+    /// Path of each job, such as 'customers/{customer_id}'; the cells are percent-encoded
     #[arg(long, value_name = "TEMPLATE", requires = "csv")]
     path: Option<Pattern>,
-    /// Body of each job is its row, as a JSON object of texts
+    /// Makes the body of each job from its row: a JSON object of texts
     #[arg(long, requires = "csv")]
     body_from_row: bool,
     /// Column that has the id of each job

@@ -12,11 +12,10 @@ use super::{Global, Output, confirm, out};
 pub(super) enum Command {
     /// Shows the limits in the store, also those that the daemon cannot read
     Show(ShowArgs),
-    /// Puts the limits of the daemon's file in force, though those in force are of a higher revision; rates that were set
+    /// Puts the limits of the daemon's file in force, even if the present ones have a higher revision; rates that were set
     /// stay
     Force(ReplaceArgs),
-    /// Puts the limits of the daemon's file in place of all that is in force, also what a newer paced wrote, and of rates
-    /// that were set
+    /// Replaces all terms by the limits of the daemon's file, also the terms of a newer paced; rates that were set are lost
     Drop(ReplaceArgs),
 }
 
@@ -30,10 +29,10 @@ pub(super) struct ShowArgs {
 pub(super) struct ReplaceArgs {
     /// The downstream, as in the daemon's configuration
     downstream: String,
-    /// Asks nothing
+    /// Does not ask for a confirmation
     #[arg(long)]
     yes: bool,
-    /// Why, for the audit log
+    /// The reason, for the audit log
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }

@@ -13,7 +13,7 @@ use crate::cli::{out, parts};
 pub(in crate::cli) enum Command {
     /// Lists dead letters; all stay where they are
     List(ListArgs),
-    /// Shows a dead letter whole, with its body; it stays where it is
+    /// Shows all of a dead letter, with its body; it stays where it is
     Show(ShowArgs),
     /// Publishes dead letters as jobs again, and removes each once its copy is confirmed
     Replay(ReplayArgs),
@@ -27,7 +27,7 @@ pub(super) struct Origin {
     /// The downstream, as in the configuration
     #[arg(required_unless_present = "unroutable", conflicts_with = "unroutable")]
     downstream: Option<String>,
-    /// Takes the messages that reached no downstream's queue, instead of dead letters
+    /// Uses the messages that reached no downstream's queue, not dead letters
     #[arg(long)]
     unroutable: bool,
 }
@@ -42,22 +42,22 @@ impl Origin {
 /// Which letters of it.
 #[derive(Debug, clap::Args)]
 pub(super) struct FilterArgs {
-    /// Only those with this reason, such as status
+    /// Only letters with this reason, such as status
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
-    /// Only those that the API answered with this status, such as 422
+    /// Only letters whose job the API answered with this status, such as 422
     #[arg(long, value_name = "STATUS")]
     status: Option<u16>,
-    /// Only those that died at least so long ago, such as 2h
+    /// Only letters that are at least this old, such as 2h
     #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
     older_than: Option<Duration>,
-    /// Only those that died less long ago, such as 10m
+    /// Only letters that are not as old as this, such as 10m
     #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
     newer_than: Option<Duration>,
-    /// Only those that were published with exactly this routing key
+    /// Only letters whose job was published with exactly this routing key
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// Only the job with this id
+    /// Only the letter whose job has this id
     #[arg(long, value_name = "ID")]
     id: Option<String>,
 }
@@ -75,7 +75,7 @@ pub(in crate::cli) struct ListArgs {
     pub(super) origin: Origin,
     #[command(flatten)]
     pub(super) filter: FilterArgs,
-    /// At most so many, oldest first
+    /// The most letters, oldest first
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub(super) limit: u32,
 }
@@ -88,12 +88,12 @@ pub(in crate::cli) struct ShowArgs {
     /// The id of the job [default: the oldest one that matches]
     #[arg(value_name = "ID")]
     second: Option<String>,
-    /// Takes the messages that reached no downstream's queue, instead of dead letters
+    /// Uses the messages that reached no downstream's queue, not dead letters
     #[arg(long)]
     unroutable: bool,
     #[command(flatten)]
     filter: FilterArgs,
-    /// At most so many, oldest first
+    /// The most letters, oldest first
     #[arg(long, default_value_t = 1, value_name = "N")]
     limit: u32,
 }
@@ -120,23 +120,23 @@ pub(in crate::cli) struct ReplayArgs {
     pub(super) origin: Origin,
     #[command(flatten)]
     pub(super) filter: FilterArgs,
-    /// At most so many, oldest first [default: all that lie there now]
+    /// The most letters, oldest first [default: all that are there now]
     #[arg(long, value_name = "N")]
     pub(super) limit: Option<u32>,
-    /// Publishes so many at most, such as 20/s [default: as fast as the broker takes them]
+    /// The highest rate, such as 20/s [default: as fast as the broker takes the jobs]
     #[arg(long)]
     pub(super) rate: Option<Rate>,
-    /// Publishes them for this downstream: unroutable messages, whatever name their routing keys begin with, and letters
-    /// of a downstream that is not in the configuration any more
+    /// Publishes the jobs for this downstream: unroutable messages, with any routing key, and letters of a downstream that
+    /// is not in the configuration any more
     #[arg(long, value_name = "DOWNSTREAM")]
     pub(super) to: Option<String>,
     /// Repairs each job: sets a header, such as paced-path=orders/1
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     pub(super) set_header: Vec<(String, String)>,
-    /// Repairs each job: takes a header away
+    /// Repairs each job: removes a header
     #[arg(long, value_name = "NAME")]
     pub(super) unset_header: Vec<String>,
-    /// Repairs each job: drops its id, so that it counts as a new one
+    /// Repairs each job: removes its id, so that it counts as a new job
     #[arg(long)]
     pub(super) new_id: bool,
 }
@@ -167,10 +167,10 @@ pub(in crate::cli) struct PurgeArgs {
     pub(super) origin: Origin,
     #[command(flatten)]
     pub(super) filter: FilterArgs,
-    /// At most so many, oldest first [default: all that lie there now]
+    /// The most letters, oldest first [default: all that are there now]
     #[arg(long, value_name = "N")]
     pub(super) limit: Option<u32>,
-    /// Asks nothing
+    /// Does not ask for a confirmation
     #[arg(long)]
     pub(super) yes: bool,
 }
