@@ -79,12 +79,12 @@ const fn seconds(name: &'static str, bounds: &'static [f64], help: &'static str)
 /// Jobs that came from the broker.
 pub const JOBS_RECEIVED: Metric = counter(
     "paced_jobs_received_total",
-    "Messages taken from the broker, those delivered again and bad ones included.",
+    "Messages taken from the broker, also those delivered again and bad ones.",
 );
 /// Messages that no client could parse.
 pub const POISON: Metric = counter(
     "paced_poison_total",
-    "Messages that the AMQP client could not have parsed; their bodies lie in the dead letters.",
+    "Messages that the AMQP client could not have parsed; their bodies are in the dead letters.",
 );
 /// Jobs handed to the sink.
 pub const JOBS_RELEASED: Metric =
@@ -110,7 +110,7 @@ pub const STORE_ERRORS: Metric =
     counter("paced_store_errors_total", "Calls to the store that failed, by operation.");
 /// Connections to the broker that had to be made anew.
 pub const AMQP_RECONNECTS: Metric =
-    counter("paced_amqp_reconnects_total", "Connections to RabbitMQ made anew after a loss.");
+    counter("paced_amqp_reconnects_total", "Connections to RabbitMQ opened again after a loss.");
 /// Deliveries for which there was no room.
 pub const DELIVERIES_CUT: Metric = counter(
     "paced_deliveries_cut_total",
@@ -119,17 +119,17 @@ pub const DELIVERIES_CUT: Metric = counter(
 /// Messages that reach no downstream's queue.
 pub const UNROUTABLE: Metric = counter(
     "paced_unroutable_total",
-    "By how much the queue of messages for no downstream grew from poll to poll, four a minute, while this process ran. Replicas see the same queue: take the maximum, not the sum.",
+    "Growth of the queue of messages for no downstream from poll to poll, four a minute, while this process ran. Replicas see the same queue: take the maximum, not the sum.",
 );
 /// Downstreams that nobody serves any more.
 pub const ORPHANS: Metric = gauge(
     "paced_orphans",
-    "Downstreams that no replica has served for 30 s, and whose queues go on taking jobs. Replicas see the same ones: take the maximum, not the sum.",
+    "Downstreams that no replica has served for 30 s, and whose queues still take jobs. Replicas see the same ones: take the maximum, not the sum.",
 );
 /// Replicas that have ceased to tell of themselves.
 pub const SILENT_REPLICAS: Metric = gauge(
     "paced_silent_replicas",
-    "Other replicas that have been silent for 20 s, and that did not end in order; each is counted for a quarter of an hour at most. Each replica hears by itself: take the maximum, not the sum.",
+    "Other replicas that have been silent for 20 s, and that did not end in order; each is counted for a quarter of an hour at most. Each replica counts for itself: take the maximum, not the sum.",
 );
 /// Replicas whose files differ.
 pub const STRAY_REPLICAS: Metric = gauge(
@@ -139,12 +139,12 @@ pub const STRAY_REPLICAS: Metric = gauge(
 /// Whether the configuration could be read.
 pub const CONFIG_LOADED: Metric = gauge(
     "paced_config_loaded",
-    "1 if the configuration could be read when it was last read; 0 if it was wrong, so that the one before stays in effect.",
+    "1 if the configuration could be read when it was last read; 0 if it was wrong, so the old one stays in effect.",
 );
 /// Files that cannot be read again.
 pub const UNREADABLE_FILES: Metric = gauge(
     "paced_unreadable_files",
-    "Settings whose files of secrets, tokens or certificates were changed and cannot be used, so that what was read before stays in use.",
+    "Settings whose files of secrets, tokens or certificates were changed and cannot be used, so the old contents stay in use.",
 );
 /// How long the oldest job waits.
 pub const OLDEST_JOB: Metric = gauge_of_seconds(
@@ -196,7 +196,7 @@ pub const RESERVATION_BATCH: Metric = Metric {
 /// The rate in force.
 pub const RATE_LIMIT: Metric = gauge(
     "paced_rate_limit_jobs_per_second",
-    "The pace of the downstream: its slowest limit that spaces jobs out, by where it comes from; 0 where none does. Windows and quotas are no pace. Shared by all replicas: take the maximum, not the sum.",
+    "The pace of the downstream: its slowest limit that spaces jobs out, by where it comes from; 0 if none does. Windows and quotas are no pace. Shared by all replicas: take the maximum, not the sum.",
 );
 /// Where the jobs are that this process holds.
 pub const JOBS_IN_FLIGHT: Metric = gauge(
@@ -206,7 +206,7 @@ pub const JOBS_IN_FLIGHT: Metric = gauge(
 /// What keeps jobs from being released faster.
 pub const BINDING_SECONDS: Metric = counter(
     "paced_binding_seconds_total",
-    "Seconds for which this replica's jobs were kept from being released faster, by reason, and by limit where that is the reason; sampled once a second.",
+    "Seconds for which this replica's jobs were held back, by reason, and by limit if that is the reason; sampled once a second.",
 );
 /// What is left of a limit.
 pub const LIMIT_REMAINING: Metric = gauge(

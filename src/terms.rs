@@ -118,7 +118,7 @@ pub enum TermsError {
         names: Vec<String>,
     },
     /// The rate makes no valid limit.
-    #[error("a rate of {rate} is none for the limit `{limit}`: {problem}")]
+    #[error("a rate of {rate} does not fit the limit `{limit}`: {problem}")]
     Rate {
         /// The limit's name.
         limit: String,

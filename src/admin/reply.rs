@@ -42,7 +42,7 @@ impl Refusal {
 
     /// The same for a change that may have been made all the same.
     pub(super) fn or_made(self) -> Self {
-        let text = format!("{}; it may have been changed: look whether it was", self.text);
+        let text = format!("{}; it may have been changed: check whether it was", self.text);
         Self { text, is_unknown: true, ..self }
     }
 

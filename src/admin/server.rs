@@ -117,7 +117,7 @@ impl Server {
         if timeout(CHANGES_TIMEOUT, self.changes.wait()).await.is_err() {
             tracing::warn!(
                 changes = self.changes.len(),
-                "admin: changes have not ended in time; look whether they were made"
+                "admin: changes have not ended in time; check whether they were made"
             );
         }
     }

@@ -112,7 +112,7 @@ pub enum Warning {
     },
     /// The broker requires a permission for passive declarations, as only RabbitMQ 4.3.0 does.
     #[error(
-        "{server} wants the permission to configure even what is only looked up; grant it on {}, or update RabbitMQ",
+        "{server} needs the permission to configure even to check a name; grant it on {}, or update RabbitMQ",
         names.join(", ")
     )]
     PassiveNeedsConfigure {

@@ -161,7 +161,7 @@ impl Queue {
             Err(Error::NotFound { .. }) => self.length.missing(Instant::now()),
             Err(error) => {
                 if self.length.failed(Instant::now()) {
-                    debug!(queue = self.name, %error, "the length of a queue cannot be looked at");
+                    debug!(queue = self.name, %error, "the length of a queue cannot be read");
                 }
             }
         }

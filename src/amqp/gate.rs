@@ -183,7 +183,7 @@ impl Gate {
     /// Warns once of a permission that the user lacks for the downstream, or for all of them.
     fn warn(&self, downstream: &str, error: &Error) {
         if lock(&self.warned).insert(downstream.to_owned()) {
-            warn!(downstream, %error, "what the user may not declare or look at is used as it is");
+            warn!(downstream, %error, "the user may not declare or check these: they are used as they are");
         }
     }
 }

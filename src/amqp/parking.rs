@@ -275,7 +275,7 @@ impl Parker {
                 break Parked::Refused(ticket);
             }
             if !std::mem::replace(&mut troubled, true) {
-                self.log.line("trying-on", || warn!(downstream, %error, "cannot park a job; trying on"));
+                self.log.line("trying-on", || warn!(downstream, %error, "cannot park a job; trying again"));
             }
             tokio::time::sleep(backoff.next()).await;
         };
@@ -307,8 +307,8 @@ impl Parker {
             warn!(
                 downstream,
                 max,
-                "a job cannot be parked: what its request is made from, and what is kept of it while it is parked, do not \
-                 fit one frame; it is held here, as are others like it; send less in headers, more in the body"
+                "a job cannot be parked: its headers, and those that parking adds, do not fit one frame; it is held \
+                 here, and so are others like it; send less in headers, more in the body"
             );
         }
         properties

@@ -122,7 +122,7 @@ impl Supervisor {
                 Err(error) => {
                     let error = error.to_string();
                     if trouble.note(error.clone()) {
-                        warn!(%address, %purpose, error, "no connection to RabbitMQ; trying on");
+                        warn!(%address, %purpose, error, "no connection to RabbitMQ; trying again");
                     }
                     tokio::time::sleep(backoff.next()).await;
                 }

@@ -182,7 +182,7 @@ impl Permit {
                 warn!(
                     queue,
                     "RabbitMQ does not confirm what is published to this queue, which may be without a leader: jobs that end \
-                     there wait, others go on"
+                     there wait, others continue"
                 );
             });
         }

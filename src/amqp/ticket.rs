@@ -84,7 +84,7 @@ pub(super) fn publish_log(downstream: &str) -> Arc<BoundedLog> {
     let downstream = downstream.to_owned();
     BoundedLog::new(move |summary| {
         let (lines, publishes) = (summary.lines, &summary);
-        warn!(%downstream, lines, %publishes, "publishes that failed, or did after all; too many to log each");
+        warn!(%downstream, lines, %publishes, "publishes that failed, or succeeded later; too many to log each");
     })
 }
 
@@ -301,7 +301,7 @@ impl AmqpTicket {
             match self.publish(pending).await {
                 Ok(()) => {
                     if trouble.end() {
-                        let line = || info!(%downstream, "published a {what} after all");
+                        let line = || info!(%downstream, "published a {what} at a later try");
                         self.settlement.log.line("done", line);
                     }
                     return true;
@@ -318,7 +318,7 @@ impl AmqpTicket {
                     }
                     if trouble.note(()) {
                         let line =
-                            || warn!(%downstream, %address, %error, "cannot publish a {what}; trying on");
+                            || warn!(%downstream, %address, %error, "cannot publish a {what}; trying again");
                         self.settlement.log.line("trying-on", line);
                     }
                     tokio::time::sleep(backoff.next()).await;

@@ -64,7 +64,7 @@ fn note(growth: &mut Growth, queue: &str, messages: u32) {
             queue,
             messages,
             new,
-            "messages for no downstream lie in the broker: their routing keys may be misspelt; see `paced dead list \
+            "messages for no downstream are in the broker: their routing keys may be misspelt; see `paced dead list \
              --unroutable`"
         );
     }

@@ -14,7 +14,7 @@ pub struct Unclaimed {
     pub orphans: Vec<Orphan>,
 }
 
-/// A downstream that no replica serves any more, whose queues go on taking jobs.
+/// A downstream that no replica serves any more, whose queues still take jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orphan {
     /// Its name.

@@ -118,7 +118,7 @@ impl<'a> Orphan<'a> {
     fn unknown(&self) -> Exit {
         let name = self.name;
         let exit = parts::downstream(self.settings, name).map(drop).err().unwrap_or(Exit::Usage);
-        out::say(format_args!("paced: nor has one that is gone left a queue of this name in the broker"));
+        out::say(format_args!("paced: the broker has no queue of this name either"));
         exit
     }
 }

@@ -22,7 +22,7 @@ pub(super) async fn interruptible<T>(
                 if stop.is_cancelled() {
                     return Err(Exit::Undrained);
                 }
-                out::say("paced: stopping; once more stops at once");
+                out::say("paced: stopping; a second signal stops at once");
                 stop.cancel();
             }
         }

@@ -197,7 +197,7 @@ async fn follow(
                 if stop.is_cancelled() {
                     break;
                 }
-                tracing::warn!(signal, "stopping: requests in flight may end; once more stops at once");
+                tracing::warn!(signal, "stopping: requests in flight may end; a second signal stops at once");
                 stop.cancel();
             }
         }

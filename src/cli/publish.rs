@@ -92,7 +92,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let target = Target { publisher: amqp.publisher(), exchange, key };
     let bar = bar(args.count);
     if args.lane.is_some() {
-        out::say("paced: --lane has no effect yet: one tenant's backlog stands before the jobs of others");
+        out::say("paced: --lane has no effect yet: one tenant's backlog delays the jobs of others");
     }
     let tally = match jobs {
         Some(jobs) => target.publish_lines(jobs, &args, &rules, &bar).await,

@@ -106,7 +106,7 @@ fn head(state: &State) -> String {
 fn unserved(Orphan { name, since }: &Orphan) -> String {
     let served = since.map(|at| format!(" (last served {} UTC)", out::instant(at))).unwrap_or_default();
     out::printable(&format!(
-        "{name}: no replica serves it{served}, and its queues go on taking jobs; see `paced downstream --help`"
+        "{name}: no replica serves it{served}, and its queues still take jobs; see `paced downstream --help`"
     ))
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn run(global: &Global, command: Command) -> Result<(), Exit> {
         Command::Show(ShowArgs { downstream }) => show(global, &downstream).await,
         Command::Force(args) => {
             let order = ForceTerms { reason: args.reason.clone() };
-            let question = "Put the limits of the daemon's file in force, whatever their revision, for";
+            let question = "Put the limits of the daemon's file in force, with any revision, for";
             replace(global, &args, question, (&FORCE_TERMS, order)).await
         }
         Command::Drop(args) => {

@@ -26,7 +26,7 @@ pub(super) trait Files: Send + Sync {
     /// Looks at the files, and reads again what has changed; what comes of it is logged. It blocks while it does.
     fn refresh(&self);
 
-    /// Whether they cannot be used, so that what was read before stays in use.
+    /// Whether they cannot be used, so the old contents stay in use.
     fn is_failing(&self) -> bool;
 
     /// When the certificate in use is valid; `None` if there is none.

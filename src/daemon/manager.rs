@@ -132,7 +132,7 @@ impl Manager {
         if let Some(messages) = &self.messages
             && let Err(error) = messages.try_send(message)
         {
-            tracing::warn!(%error, "the service manager does not read what it is told");
+            tracing::warn!(%error, "the service manager does not read the notifications");
         }
     }
 }
@@ -144,7 +144,7 @@ async fn all_turn(controls: &[(String, Control)], within: Duration) -> bool {
         if !turned {
             tracing::error!(
                 downstream = name,
-                "the dispatcher is stuck: until it turns, the service manager is not told that the daemon works"
+                "the dispatcher is stuck: until it runs again, the service manager gets no notification"
             );
         }
         turned
@@ -177,7 +177,7 @@ async fn send_all(mut queue: mpsc::Receiver<Message>) {
             Err(error) => Some(error.to_string()),
         };
         if let (Some(error), false) = (&error, is_deaf) {
-            tracing::warn!(error, "the service manager cannot be told how the daemon stands (NOTIFY_SOCKET)");
+            tracing::warn!(error, "cannot notify the service manager of the daemon's state (NOTIFY_SOCKET)");
         }
         is_deaf = error.is_some();
     }

@@ -63,7 +63,7 @@ pub(super) async fn on_hangup(
         tokens.reload(live.admin());
         if timeout(LONGEST, watches.refresh()).await.is_err() {
             tracing::warn!(
-                "a file system with certificates or secrets does not answer; those read before stay in use"
+                "a file system with certificates or secrets does not answer; the old ones stay in use"
             );
         }
         manager.reloaded();
@@ -120,7 +120,7 @@ impl Live {
                 }
                 tracing::error!(
                     errors = errors.iter().count(),
-                    "the configuration is wrong: the old one stays in effect; mend it and send SIGHUP again"
+                    "the configuration is wrong: the old one stays in effect; correct it and send SIGHUP again"
                 );
                 return false;
             }
@@ -143,7 +143,7 @@ impl Live {
         }
         self.terms.send_replace(terms(settings));
         if changed.is_empty() {
-            tracing::info!("configuration reloaded: nothing in it changed that counts without a restart");
+            tracing::info!("configuration reloaded: no key changed that a reload applies");
         } else {
             tracing::info!(changed = changed.join(", "), "configuration reloaded");
         }

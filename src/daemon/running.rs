@@ -62,7 +62,7 @@ impl Running {
                 false
             }
             ended = dispatchers.join_next() => {
-                tracing::error!(?ended, "a dispatcher ended by itself; stopping, so that a restart mends it");
+                tracing::error!(?ended, "a dispatcher ended by itself; the daemon stops, to be started again");
                 true
             }
             never = announce(&amqp, probe, &manager) => match never {},
@@ -75,7 +75,7 @@ impl Running {
         let drained = tokio::select! {
             drained = drain(dispatchers, amqp, within) => drained,
             signal = signals.next() => {
-                tracing::warn!(signal, "stopped at once; what was being sent will be sent again");
+                tracing::warn!(signal, "stopped at once; jobs that were being sent will be sent again");
                 return End::Undrained;
             }
         };
@@ -112,7 +112,7 @@ impl Outcome {
         }
         if !self.flushed {
             tracing::warn!(
-                "the connections to RabbitMQ did not close in time; what was just sent may be sent again"
+                "the connections to RabbitMQ did not close in time; jobs that were just sent may be sent again"
             );
             return End::Undrained;
         }

@@ -110,7 +110,7 @@ fn log_revoked(before: &Tokens, after: &Tokens) {
         let setting = format!("{}_file", token.key());
         tracing::warn!(
             setting,
-            "the file is gone or empty: its token is revoked, and none counts in its place until there is one"
+            "the file is gone or empty: its token is revoked until the file has one again"
         );
     }
 }
@@ -122,7 +122,7 @@ fn source(token: &Token) -> Option<Source<Token>> {
     let read = Box::new(move |_: &Token| file.read().map(Some));
     let log: Log = Box::new(|read| {
         if let Err(error) = read {
-            tracing::error!(error, "admin tokens cannot be read again: those in use stay so until they can");
+            tracing::error!(error, "admin tokens cannot be read again: the old ones stay in use");
         }
     });
     Some(Source { files, read, log })

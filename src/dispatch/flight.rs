@@ -197,7 +197,7 @@ impl Flight {
     fn give_up(mut self: Box<Self>) {
         self.entry.land(Instant::now());
         let (downstream, late) = (&self.context.downstream, self.deadline.late());
-        tracing::debug!(downstream, ?late, "slot not used, reserving anew");
+        tracing::debug!(downstream, ?late, "slot not used; reserving another one");
         self.place.send(Event::Back(self.entry));
     }
 

@@ -300,7 +300,7 @@ impl Worker {
             self.intake.has_warned_of_lanes = true;
             tracing::warn!(
                 downstream = self.context.downstream,
-                "messages have paced-lane, which has no effect yet: one tenant's backlog stands before the jobs of others"
+                "messages have paced-lane, which has no effect yet: one tenant's backlog delays the jobs of others"
             );
         }
     }

@@ -40,7 +40,7 @@ impl FreshSecret {
             Err(error) if failure.note(()) => tracing::error!(
                 secret = self.name,
                 error,
-                "a secret cannot be read again: the one read before is used until it can"
+                "a secret cannot be read again: the old one is used until it can be read"
             ),
             Err(_) => {}
         }

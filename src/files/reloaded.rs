@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// a text for people, without any secret.
 pub type Read<T> = Box<dyn Fn(&T) -> Result<Option<T>, String> + Send + Sync>;
 
-/// Logs that what was read is in use, or why the files cannot be used, so that what was read before stays in use.
+/// Logs that what was read is in use, or why the files cannot be used, so the old contents stay in use.
 pub type Log = Box<dyn Fn(Result<(), &str>) + Send + Sync>;
 
 /// Files of which a `T` is made.

@@ -90,8 +90,8 @@ impl News {
         if !self.begun.is_empty() {
             tracing::warn!(
                 downstreams = words::some_of(&self.begun),
-                "no replica serves these downstreams any more, and their queues go on taking jobs: `paced downstream \
-                 drain NAME --to OTHER` moves what lies there, `paced downstream delete NAME` ends it"
+                "no replica serves these downstreams any more, and their queues still take jobs: `paced downstream \
+                 drain NAME --to OTHER` moves the jobs, `paced downstream delete NAME` deletes the queues"
             );
         }
         if !self.ended.is_empty() {

@@ -32,7 +32,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
             }
         }
         "concurrency" => "`concurrency` is reached: the API is slow for this pace".to_owned(),
-        RESUMING => "resumed; the replicas go on in a moment".to_owned(),
+        RESUMING => "resumed; the replicas continue in a moment".to_owned(),
         "paused" => {
             let pause = downstream.terms.pause.as_ref();
             let by = pause.and_then(|pause| pause.by.as_deref()).map(|by| format!(" by {by}"));
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(said("paused", None, pause), "paused by 127.0.0.1:1 until somebody resumes: maintenance");
         assert_eq!(said("paused", Some(NOW + 1000), |_| ()), "paused until 2025-11-24T16:00:01Z");
         assert_eq!(said("throttled", Some(NOW - 1), |_| ()), "the API throttles");
-        assert_eq!(said(RESUMING, None, |_| ()), "resumed; the replicas go on in a moment");
+        assert_eq!(said(RESUMING, None, |_| ()), "resumed; the replicas continue in a moment");
         assert_eq!(said("unheard-of", None, |_| ()), "unheard-of", "of a later version");
     }
 }

@@ -45,7 +45,7 @@ async fn a_new_rate_counts_at_once_and_nothing_is_lost() {
     let arrivals = site.api.wait_for(300, LONG).await;
     assert!(compare("job", 300, &arrivals).is_clean());
     let lines = reload(&paced, &faster, DONE).await;
-    assert!(lines.iter().any(|line| line["message"].as_str().unwrap().contains("nothing in it changed")));
+    assert!(lines.iter().any(|line| line["message"].as_str().unwrap().contains("no key changed")));
     assert_eq!(paced.stop().await, 0);
 }
 

@@ -93,14 +93,14 @@ const CHANGES = {
   },
   resume: {
     title: "Resume",
-    hint: "Ends the pause, also one that the API asked for. Slots come at the usual pace; nothing is made up for.",
+    hint: "Ends the pause, also one that the API asked for. Slots come at the usual pace, without a burst.",
     fields: ["reason"],
     request: ["POST", "resume"],
     done: ({ name }) => `${name} is resumed.`,
   },
   rate: {
     title: "Set a rate of",
-    hint: "It lies over the file's rate, in all replicas at once, until its time is over or it is unset.",
+    hint: "It replaces the file's rate, in all replicas at once, until its time is over or it is unset.",
     fields: ["rate", "limit", "for", "reason"],
     rateLabel: "Rate",
     request: ["PUT", "rate"],
@@ -123,7 +123,7 @@ const CHANGES = {
   cancel: {
     title: "Cancel jobs",
     submit: "Cancel jobs",
-    hint: "Jobs with these ids are not sent, wherever they wait, nor if they come later. `paced cancel --undo` ends that.",
+    hint: "Jobs with these ids are not sent, also if they come later. `paced cancel --undo` ends that.",
     forHint: "Such as 1d or 30d; empty: 366 days",
     fields: ["ids", "for", "reason"],
     request: ["POST", "cancel"],

@@ -373,7 +373,7 @@ impl Subscriber {
     fn log_trouble(&self, trouble: &mut Episode<String>, reason: String) {
         if trouble.note(reason.clone()) {
             let address = &self.settlement.options.address;
-            warn!(downstream = %self.name(), %address, reason, "not consuming; trying on");
+            warn!(downstream = %self.name(), %address, reason, "not consuming; trying again");
         }
     }
 

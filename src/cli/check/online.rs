@@ -163,12 +163,12 @@ fn kept(keeping: Option<Keeping>, forgets: Option<&str>) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(policy) = evicts {
         problems.push(format!(
-            "may evict the state of limits ({policy}), which then start anew; set maxmemory-policy noeviction"
+            "may evict the state of limits ({policy}), whose counts then start at 0; set maxmemory-policy noeviction"
         ));
     }
     if let Some(what) = failed {
         problems.push(format!(
-            "could not write {what} the last time, and may refuse calls; look at its disk and its log"
+            "could not write {what} the last time, and may refuse calls; check its disk and its log"
         ));
     }
     if let Some(limit) = forgets.filter(|_| !appends) {

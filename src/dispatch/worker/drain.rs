@@ -44,7 +44,7 @@ impl Worker {
         if left.is_err() {
             tracing::debug!(
                 downstream = self.context.downstream,
-                "the store has not taken back what is unused"
+                "the store has not taken back the unused slots"
             );
         }
         entries.extend(self.halt.take_if(|_| true));

@@ -61,7 +61,7 @@ impl<W: Waiter> Engine<W> {
             OnUnavailable::Hold => return false,
             OnUnavailable::Local => {
                 let Some(local) = self.local_pace() else { return false };
-                tracing::warn!(downstream, %error, replicas, "the store is away: pacing alone, by a part of the limits");
+                tracing::warn!(downstream, %error, replicas, "the store is away: pacing alone, with a part of the limits");
                 self.schedule.follow(&local.settings, false);
                 self.schedule.set_replicas(1);
                 Some(local)

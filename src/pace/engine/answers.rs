@@ -225,7 +225,7 @@ impl<W: Waiter> Engine<W> {
             Observed::Stepped => {
                 tracing::warn!(
                     downstream = self.settings.downstream,
-                    "the store's clock stepped or its state was lost: held slots are given up and reserved anew"
+                    "the store's clock stepped or its state was lost: held slots are given up, and others reserved"
                 );
                 let given_up = self.release.give_up_all();
                 self.put_back(given_up, Abandoned::Stepped);

@@ -150,7 +150,7 @@ impl<W: Waiter> Engine<W> {
         self.pacing.forget_usage();
         self.schedule.forget();
         self.pacing.reserve_by(Instant::now());
-        tracing::info!(downstream = self.settings.downstream, "reset: the counts of limits began at 0");
+        tracing::info!(downstream = self.settings.downstream, "reset: the counts of limits start at 0 again");
     }
 
     /// Applies the known pauses: gives up the held slots that lie in one, and reports its begin and end.

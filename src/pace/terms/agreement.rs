@@ -108,7 +108,7 @@ enum Unusable {
     #[error(transparent)]
     Terms(#[from] TermsError),
     #[error(
-        "with the plans of this replica's configuration its limits are none: {0}; restart it with the others'"
+        "the terms do not fit the plans of this replica's configuration: {0}; restart it with the plans of the others"
     )]
     Limits(#[from] LimitError),
 }
@@ -258,7 +258,7 @@ impl Agreement {
                 self.state = State::Rejected;
                 if self.rejected_generation.replace(generation) != Some(generation) {
                     let downstream = self.given.downstream.as_str();
-                    tracing::error!(downstream, generation, %error, "nothing is released: no terms to go by");
+                    tracing::error!(downstream, generation, %error, "nothing is released: the terms cannot be used");
                 }
                 None
             }
@@ -320,15 +320,15 @@ impl Agreement {
                 downstream,
                 generation,
                 loaded_by,
-                "this replica's configuration differs from the terms in force (generation {generation}); it goes \
-                 by those in force"
+                "this replica's configuration differs from the terms in force (generation {generation}); it \
+                 uses those in force"
             );
         }
         for name in terms.idle(now) {
             tracing::warn!(
                 downstream,
                 limit = name,
-                "a rate is set over a limit that is none any more: it is idle"
+                "a rate is set for a limit that does not exist any more: it has no effect"
             );
         }
         let next_end = if terms.expired(now).is_some() { Some(now) } else { terms.next_end(now) };

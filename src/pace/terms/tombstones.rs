@@ -186,7 +186,7 @@ impl Tombstones {
         if let (TombstonePurpose::Recall(recalled), StoreError::Invalid(_)) = (purpose, error) {
             // They stay in force here.
             let count = recalled.len();
-            tracing::error!(downstream, %error, count, "the store takes back none of these cancelled jobs");
+            tracing::error!(downstream, %error, count, "the store accepts none of these cancelled jobs");
             self.known.confirm(recalled);
             return self.advance();
         }
@@ -194,12 +194,12 @@ impl Tombstones {
         if !std::mem::replace(&mut self.is_refused, true) {
             match purpose {
                 TombstonePurpose::Recall(_) => {
-                    tracing::error!(downstream, %error, "the store does not take back which jobs are cancelled");
+                    tracing::error!(downstream, %error, "the store does not accept the cancelled jobs");
                 }
                 TombstonePurpose::Read(_) => tracing::error!(
                     downstream,
                     %error,
-                    "the store does not tell which jobs are cancelled; jobs are held"
+                    "the store does not say which jobs are cancelled; jobs are held"
                 ),
             }
         }

@@ -324,8 +324,8 @@ impl Shared {
                 if state.failures == 1 {
                     let has_token = self.token().is_some_and(|token| in_time(&token));
                     let then =
-                        if has_token { "the one in use is sent until it ends" } else { "jobs wait for one" };
-                    tracing::warn!(token_url = url, %error, "no new OAuth2 token: {then}, and it is asked for again");
+                        if has_token { "the present one is used until it ends" } else { "jobs wait for one" };
+                    tracing::warn!(token_url = url, %error, "no new OAuth2 token: {then}; trying again");
                 }
                 state.error = Some(error);
             }

@@ -39,7 +39,7 @@ impl Basis {
         let endpoint = &self.current.endpoint;
         let mut request = Request::new(Payload::new(job.content.body.clone()));
         *request.method_mut() = Method::from_bytes(job.request.method.as_bytes())
-            .map_err(|_| (Reason::MalformedHeader, "the method is none".to_owned()))?;
+            .map_err(|_| (Reason::MalformedHeader, "this is no method".to_owned()))?;
         *request.uri_mut() = endpoint.uri(&job.request.path)?;
         *request.headers_mut() = self.headers_of(job, endpoint)?;
         if job.content.body.is_empty() && matches!(job.request.method, "POST" | "PUT" | "PATCH") {
@@ -99,7 +99,7 @@ impl Endpoint {
             // A proxy learns from the request where it goes.
             Some(_) => format!("{}{target}", self.base.origin()).parse().ok(),
         };
-        uri.ok_or_else(|| refused("the path is none that a request can have"))
+        uri.ok_or_else(|| refused("a request cannot have this path"))
     }
 }
 

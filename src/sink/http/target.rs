@@ -132,13 +132,13 @@ impl Target {
             Err(error) => tracing::error!(
                 downstream = name,
                 error,
-                "secrets cannot be read again: those read before stay in use until they can"
+                "secrets cannot be read again: the old ones stay in use until they can be read"
             ),
         });
         Source { files, read, log }
     }
 
-    /// Whether the files cannot be used, so that what was read before stays in use.
+    /// Whether the files cannot be used, so the old contents stay in use.
     pub fn is_failing(&self) -> bool {
         self.in_use.is_failing()
     }

@@ -63,7 +63,7 @@ impl ServerAddress {
             ErrorKind::AuthenticationFailed => self.unauthorized(WRONG_PASSWORD),
             _ if error.code() == Some("WRONGPASS") => self.unauthorized(WRONG_PASSWORD),
             _ if error.code() == Some("NOAUTH") => {
-                self.unauthorized("it wants a password; put one into its URL, redis://[USER]:PASSWORD@HOST")
+                self.unauthorized("it needs a password; put one into its URL, redis://[USER]:PASSWORD@HOST")
             }
             ErrorKind::Server(ServerErrorKind::NoPerm) => {
                 self.unauthorized(format!("{error}; grant the user what paced needs"))

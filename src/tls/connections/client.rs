@@ -75,7 +75,7 @@ impl Tls {
         self.0.current.get()?.current().validity
     }
 
-    /// Whether the files cannot be used, so that what was read before stays in use.
+    /// Whether the files cannot be used, so the old contents stay in use.
     pub fn is_failing(&self) -> bool {
         self.0.current.get().is_some_and(Reloaded::is_failing)
     }

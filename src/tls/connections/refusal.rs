@@ -14,7 +14,7 @@ const MOST_NAMES: usize = 4;
 
 /// What a server also means by an alert that names no reason.
 const OR_CIPHERS: &str =
-    "or it has no cipher in common with paced, which wants TLS 1.3, or TLS 1.2 with forward secrecy (ECDHE)";
+    "or it has no cipher in common with paced, which needs TLS 1.3, or TLS 1.2 with forward secrecy (ECDHE)";
 
 /// Why one side refuses the other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

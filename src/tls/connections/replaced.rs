@@ -26,7 +26,7 @@ where
         Ok(()) => tracing::info!(files = names, "certificates read again: new connections use them"),
         Err(error) => tracing::error!(
             %error,
-            "certificates cannot be read again: those read before stay in use until they can"
+            "certificates cannot be read again: the old ones stay in use until they can be read"
         ),
     });
     let read = move || load().map(|(config, validity)| Read { config: Arc::new(config), validity });

@@ -52,7 +52,7 @@ impl ServerTls {
         self.current.current().validity
     }
 
-    /// Whether the files cannot be used, so that what was read before stays in use.
+    /// Whether the files cannot be used, so the old contents stay in use.
     pub fn is_failing(&self) -> bool {
         self.current.is_failing()
     }

@@ -208,7 +208,7 @@ async fn what_may_be_about_ciphers_or_versions_says_so() {
     let shows = with_certificate(trusting(folder.path(), &ours), folder.path(), &ours.issue(&["paced"]));
     let shows = Tls::load(shows).unwrap();
     const CIPHERS: &str =
-        "no cipher in common with paced, which wants TLS 1.3, or TLS 1.2 with forward secrecy";
+        "no cipher in common with paced, which needs TLS 1.3, or TLS 1.2 with forward secrecy";
     // handshake_failure, protocol_version, insufficient_security
     for (tls, alert, expected) in [
         (&plain, 40, ["maybe it requires a client certificate", CIPHERS]),

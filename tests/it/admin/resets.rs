@@ -69,7 +69,7 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
     assert_eq!((field("change"), field("reason"), field("downstream")), ("reset", "they asked", "billing"));
     assert!(field("before").starts_with("reset ") && field("after").ends_with(" of monthly"), "{audit:?}");
     for replica in [&one, &other] {
-        replica.paced.wait_line("reset: the counts of limits began at 0", LONG).await;
+        replica.paced.wait_line("reset: the counts of limits start at 0 again", LONG).await;
         assert_eq!(replica.paced.stop().await, 0);
     }
 }

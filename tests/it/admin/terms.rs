@@ -42,7 +42,7 @@ async fn terms_of_a_later_version_hold_the_jobs_until_they_are_dropped() {
     }
     // A replica that starts now is as little ready, and proposes nothing.
     let late = Paced::start(&format!("{}{ADMIN}", site.config()), &[], &[]).await;
-    late.wait_line("nothing is released: no terms to go by", LONG).await;
+    late.wait_line("nothing is released: the terms cannot be used", LONG).await;
     site.publish(Job::many("job", 20)).await;
     until("the status says so", LONG, async || {
         let told = one.tool(TOKEN, &["-o", "json", "status", "billing"]).await;

@@ -82,7 +82,7 @@ async fn what_sentinels_do_not_know_is_told() {
     // One password is the master's alone, or the sentinels' alone.
     set.servers[0].command(&["CONFIG", "SET", "requirepass", "hunter2"]).await.unwrap();
     let error = RedisStore::connect(&set.url(), options()).await.unwrap_err().to_string();
-    assert!(error.contains("it wants a password"), "{error}");
+    assert!(error.contains("it needs a password"), "{error}");
     let with = set.url().replace("redis+sentinel://", "redis+sentinel://:hunter2@");
     let store = RedisStore::connect(&with, options()).await.unwrap();
     assert!(!format!("{store:?}").contains("hunter2"), "{store:?}");

@@ -29,7 +29,7 @@ impl Worker {
             tracing::debug!(
                 downstream = self.context.downstream,
                 detail,
-                "the downstream is still not reached"
+                "the downstream still cannot be reached"
             );
         }
         self.learn(|health| health.tried_connection(tried.is_ok(), Instant::now()));
