@@ -2,7 +2,7 @@
 //!
 //!     cargo run --features daemon,headers --example axum_limits -- [memory:|redis://HOST] [HOST:PORT]
 //!
-//! Given a Redis, all processes that run this police their callers together.
+//! With a Redis, all processes that run this police their callers together.
 
 use std::error::Error;
 use std::sync::Arc;

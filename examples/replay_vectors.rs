@@ -65,7 +65,7 @@ async fn run() -> Result<usize, Failure> {
         }
     };
 
-    // A name of its own for each run: every key is fresh, whatever ran before.
+    // Each run has its own name: every key is new, also after earlier runs.
     let run = wall_now();
     let (mut replayed, mut operations, mut wrong) = (0, 0, 0);
     let mut skipped = BTreeMap::<String, usize>::new();

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --features config,redis --example worker -- paced.toml billing http://127.0.0.1:8080/ 100
 //!
-//! Further arguments: `acquire` (the default), `schedule` or `reserve`, and a name that it tells the API.
+//! Further arguments: `acquire` (the default), `schedule` or `reserve`, and a name that it sends to the API.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -150,8 +150,8 @@ fn an_upgrade_tells_whether_the_daemon_came_up() {
         ("0", "active", ""),
         ("0", "inactive", ""),
         ("1", "active", ""),
-        ("1", "failed", "the daemon did not come up; journalctl -u paced says why"),
-        ("124", "activating", "the daemon is not ready after 30 s, and goes on trying"),
+        ("1", "failed", "the daemon did not start; journalctl -u paced says why"),
+        ("124", "activating", "the daemon is not ready after 30 s, and still tries"),
     ] {
         let mut command = std::process::Command::new(&script);
         command
