@@ -19,8 +19,8 @@ const STATUSES: &str = "^([2345]xx|[2345][0-9][0-9](-[2345][0-9][0-9])?)$";
 const POINTERS: &str = "^(/([^~]|~[01])*)?$";
 
 keys! {
-    /// What answers mean, where the keys below do not say it right (docs/retries.md, docs/apis.md). The first rule that
-    /// matches decides; what it has of status, header and body must all match.
+    /// What answers mean, if the keys below are not right for them (docs/retries.md, docs/apis.md). The first rule that
+    /// matches decides. Its status, header and body must all match, if it has them.
     pub(super) ANSWERS = "answers".reload().example(r#"[
     { status = 403, header = { name = "x-error", equals = "slow_down" }, is = "throttled", wait = "30s" },
     { status = 200, body = { pointer = "/error", in = ["ratelimited", "busy"] }, is = "throttled" },
@@ -35,9 +35,9 @@ keys! {
         .example("x-error");
     /// Its value. Unset: any.
     HEADER_EQUALS = "equals".example("slow_down");
-    /// A value that its body must have, of which 64 KiB are read, within the time-out.
+    /// A value that its body must have; 64 KiB of the body are read, within the time-out.
     BODY = "body";
-    /// Where in the body, as a JSON pointer.
+    /// The place in the body, as a JSON pointer.
     POINTER = "pointer".required("say which value, such as pointer = \"/error/code\"").matches(POINTERS)
         .example("/error/code");
     /// The value there: a string, a number or a boolean.
@@ -47,8 +47,8 @@ keys! {
     /// What it means: the job is done (delivered), all wait (throttled), it is tried again (retry), it is a dead letter
     /// (dead), or paced's credentials may be refused (unauthorized).
     IS = "is".required("say what it means, such as is = \"throttled\"").example("throttled");
-    /// throttled, retry: how long to wait: a duration, header:NAME, or body:/POINTER. Unset, and where that says nothing: what
-    /// the answer says by Retry-After and the like.
+    /// throttled, retry: how long to wait: a duration, header:NAME, or body:/POINTER. Unset, or if that is missing: the time
+    /// in the answer's Retry-After or a similar field.
     WAIT = "wait".matches("^([0-9].*|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|body:(/([^~]|~[01])*)?)$").example("header:x-wait");
 }
 

@@ -22,9 +22,9 @@ keys! {
     ///   the last microseconds, a thirtieth of a core at most, and nothing while no job is held.
     ///   coarse: the timer of the runtime: no thread, and each release is 1 to 2 ms late.
     PRECISION = "precision".default("fine");
-    /// Limits under a name, for the jobs that name the plan (paced-plan): they keep these as well as those of their
-    /// downstream. Each downstream counts them for itself. Jobs of a plan that is used up hold up no other plan's; but
-    /// they wait among the `queue.prefetch` jobs that a replica holds, so give it room for them.
+    /// Limits under a name, for the jobs that name the plan (paced-plan). They keep these limits and those of their
+    /// downstream. Each downstream counts them for itself. Jobs of a used-up plan do not hold up jobs of other plans. But
+    /// they wait among the `queue.prefetch` jobs that a replica holds, so make it large enough.
     PLANS = "plans".matches(value::NAME);
     /// A plan: limits for the jobs that name it.
     PLAN = "NAME".default("{}");

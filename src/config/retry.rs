@@ -16,24 +16,24 @@ use crate::sink::{AnswerPolicy, AnswerRule, Meaning, Statuses};
 const STATUSES: &str = "^([345]xx|[345][0-9][0-9](-[345][0-9][0-9])?)$";
 
 keys! {
-    /// The jobs that are tried again, for how long, and what costs an attempt: docs/retries.md.
+    /// Which jobs are tried again, for how long, and what costs an attempt: docs/retries.md.
     RETRY = "retry".default("{}");
     /// Attempts in all, the first included.
     MAX_ATTEMPTS = "max_attempts".default("8").integers(1, 1000).reload();
-    /// How often the API may throttle a job (docs/retries.md), max_attempts does not count that. The last time makes
-    /// it a dead letter. Unset: until its deadline. What never reached the API (a refused connection, a name that is not
-    /// found) is counted nowhere and tried again.
+    /// How often the API may throttle a job (docs/retries.md); max_attempts does not count that. The last time makes
+    /// it a dead letter. Unset: until its deadline. A request that never reached the API (a refused connection, a name that
+    /// is not found) is not counted, and is tried again.
     MAX_THROTTLED = "max_throttled".integers(1, u32::MAX as u64).example("20").reload();
-    /// The age at which a job is not tried again: since it was made (its timestamp) or first taken in.
+    /// The age from which a job is not tried again: since its timestamp, or else since a replica first took it.
     MAX_AGE = "max_age".within("1s", "365d").example("1d").reload();
-    /// The answers after which a job is tried again, besides those that throttle (docs/retries.md): statuses, ranges and
-    /// classes from 300 to 599. After any other it is dead at once.
+    /// The answers after which a job is tried again (docs/retries.md): statuses, ranges and classes from 300 to 599. So is
+    /// a job after an answer that throttles. After any other answer it is a dead letter at once.
     ON = "on".default("[408, 425, \"5xx\"]").example("[500, \"502-504\"]").reload();
-    /// The answers after which it is dead at once all the same, also where they throttle: such as [429, "501", "505-511"].
+    /// Exceptions: after these a job is a dead letter at once, also if they throttle: such as [429, "501", "505-511"].
     NEVER = "never".default("[]").example("[500, \"502-504\"]").reload();
-    /// The statuses (any of 401, 403, 407) that may mean that paced's own credentials are refused. A job that is
-    /// answered so while others succeed is a dead letter. When 3 jobs in a row are, the files of headers, base URL and
-    /// proxy are read again, no jobs are taken, and one at a time is tried; no attempts are used up.
+    /// The statuses (any of 401, 403, 407) that may mean that paced's own credentials are refused. A job with such an
+    /// answer is a dead letter if others succeed. After 3 jobs in a row with such answers, the files of headers, base URL
+    /// and proxy are read again, no jobs are taken, and one at a time is tried. This uses up no attempts.
     ON_UNAUTHORIZED = "on_unauthorized".default("[401]").example("[401, 403]").reload();
     /// The shortest wait before another attempt. A wait is random, from this to a bound that doubles each time up to
     /// max_backoff.
@@ -42,16 +42,16 @@ keys! {
     MAX_BACKOFF = "max_backoff".default("5m").reload();
     /// The longest that an answer of the API (Retry-After, a reset) may pause the downstream, or hold up one job.
     MAX_PAUSE = "max_pause".default("5m").reload();
-    /// The longest wait between two probes where the API throttles and does not say for how long: one job at a time
-    /// goes, after 1 s, 2 s, 4 s and so on, over all replicas, until one succeeds.
+    /// The longest wait between two probes if the API throttles and does not say for how long: all replicas together send
+    /// one job at a time, after 1 s, 2 s, 4 s and so on, until one succeeds.
     MAX_COOLDOWN = "max_cooldown".default("30s").within("1s", "1h").reload();
-    /// Whether a success that leaves no more requests (X-RateLimit-Remaining: 0 and the like), and names a reset, pauses
-    /// the downstream until then.
+    /// Whether a success that leaves no more requests (X-RateLimit-Remaining: 0 and similar fields), and names a reset,
+    /// pauses the downstream until then.
     HEED_REMAINING = "heed_remaining".default("false").reload();
 }
 
 keys! {
-    /// What differs after some answers, by status, range or class; without a key it is as in `retry`.
+    /// Other values for some answers, by status, range or class. A key that is left out has its value in `retry`.
     STATUS = "status".matches(STATUSES);
     /// What differs after these answers; without a key it is as in `retry`.
     ONE_STATUS = "S".default("{}");

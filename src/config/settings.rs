@@ -138,7 +138,7 @@ impl Role {
 /// `[shutdown]`
 #[derive(Clone, Copy, Debug)]
 pub struct Shutdown {
-    /// How long sends in flight may take to end after SIGTERM.
+    /// How long requests in flight may take to end after SIGTERM.
     pub drain_timeout: Duration,
 }
 

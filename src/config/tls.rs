@@ -15,9 +15,9 @@ keys! {
     /// process (docs/tls.md). Paths start at the directory of this file. The files are read again when they change, and
     /// on SIGHUP.
     TLS = "tls";
-    /// The authorities that the server's certificate may be signed by (PEM), instead of the system's.
+    /// The authorities that may have signed the server's certificate (PEM), instead of the system's.
     CA_FILE = "ca_file".example("certs/ca.pem");
-    /// The certificate to show to a server that asks for one, with those that lead to its authority (PEM). It needs a
+    /// The certificate for a server that asks for one, and the intermediate ones up to its authority (PEM). It needs a
     /// `key_file`.
     CERT_FILE = "cert_file".example("certs/client.pem");
     /// The private key of `cert_file`, unencrypted (PEM).
@@ -29,15 +29,15 @@ keys! {
 const KEYS: [Key<'static>; 4] = [CA_FILE, CERT_FILE, KEY_FILE, SERVER_NAME];
 
 keys! {
-    /// TLS of the address in `listen`, which then speaks nothing else (docs/tls.md). Paths start at the directory of
+    /// TLS of the address in `listen`, which then speaks only TLS (docs/tls.md). Paths start at the directory of
     /// this file. The files are read again when they change.
     ADMIN_TLS = "tls";
-    /// The certificate of this server, and those that lead to its authority (PEM).
+    /// The certificate of this server, and the intermediate ones up to its authority (PEM).
     ADMIN_CERT_FILE = "cert_file".example("certs/admin.pem");
     /// The private key of `cert_file`, unencrypted (PEM).
     ADMIN_KEY_FILE = "key_file".example("certs/admin-key.pem");
-    /// The authorities (PEM), one of which must have signed the certificate that each client shows, probes and scrapers
-    /// too. Unset: clients need none.
+    /// The authorities (PEM) of client certificates. One of them must have signed the certificate of each client, also of
+    /// probes and scrapers. Unset: clients need no certificate.
     CLIENT_CA_FILE = "client_ca_file".example("certs/ca.pem");
 }
 

@@ -30,7 +30,7 @@ keys! {
     { algorithm = "quota", rate = "1_000_000/month", reset = "calendar", utc_offset = "+02:00" },
     { algorithm = "quota", rate = "50_000/day", time_zone = "America/Los_Angeles" },
 ]"#);
-    /// The limits that jobs of this plan keep besides those of their downstream. A plan may have any limits, as a
+    /// The limits of jobs of this plan, in addition to those of their downstream. A plan may have any limits, as a
     /// downstream.
     pub(super) PLAN_LIMITS = "limits".required(PLAN_HINT).reload()
         .example("[{ rate = \"5/s\" }, { algorithm = \"quota\", rate = \"10_000/month\" }]");
@@ -47,7 +47,7 @@ keys! {
     ///   sliding-log: a count in any period, exactly; at most 10_000 units.
     ///   quota: a count per calendar day, week or month, or per period.
     pub(super) ALGORITHM = "algorithm".default("leaky-bucket");
-    /// COUNT/UNIT or COUNT per N UNIT, such as 1000/5min; of a quota also per week and month.
+    /// COUNT/UNIT or COUNT per N UNIT, such as 1000/5min; for a quota also per week and month.
     pub(super) LIMIT_RATE = "rate".required("write such as rate = \"1000/minute\"").matches(QUOTA);
     /// The name under which its state is kept, also when its numbers change. Unset: the algorithm and its place, such as
     /// gcra-2.
@@ -58,27 +58,27 @@ keys! {
     pub(super) CAPACITY = "capacity".otherwise("the count of the rate").integers(1, u32::MAX as u64);
     /// fixed-window: from one edge of the clock to the next (epoch), or from the first job on (first-hit).
     pub(super) ANCHOR = "anchor".default("epoch");
-    /// sliding-window: the parts that a period is counted in.
+    /// sliding-window: the number of parts of a period.
     pub(super) BUCKETS = "buckets".default("10").integers(1, 120);
     /// quota: from midnight on (calendar), in equal periods (fixed), or in a period from the first job on (rolling).
-    /// Unset: calendar for days, weeks and months, else fixed.
+    /// Unset: calendar for days, weeks and months, otherwise fixed.
     pub(super) RESET = "reset".otherwise("`\"calendar\"` for days, weeks and months, else `\"fixed\"`");
     /// quota: the offset of midnight from UTC, such as +02:00.
     pub(super) UTC_OFFSET = "utc_offset".default("Z").matches("^(Z|[+-][0-9][0-9]:[0-5][0-9])$");
     /// quota, by the calendar: the time zone of midnight instead of utc_offset, by its IANA name, such as
     /// America/Los_Angeles. A day has 23 or 25 hours where summer time begins and ends.
     pub(super) TIME_ZONE = "time_zone".matches("^[A-Za-z]").example("America/Los_Angeles");
-    /// By how much its period is longer than `rate` says, since arrivals at the API jitter (docs/algorithms.md); a
-    /// fixed-window of the clock and a quota begin that much after their edge. It is shorter than the period.
+    /// By how much its period is longer than that of `rate`, because arrivals at the API jitter (docs/algorithms.md). A
+    /// fixed-window of the clock and a quota begin later than their edge by this. It is shorter than the period.
     pub(super) MARGIN = "margin".default("0s");
-    /// What each job costs this limit, instead of its paced-cost: a number, or header:NAME for the number in a header of the
-    /// message, such as header:tokens. A job may give it as paced-cost-LIMIT too.
+    /// The cost of each job for this limit, instead of its paced-cost: a number, or header:NAME for the number in a header of
+    /// the message, such as header:tokens. A job may also set it with paced-cost-LIMIT.
     pub(super) COST = "cost".otherwise("the job's paced-cost").integers(1, u32::MAX as u64);
-    /// With cost = "header:NAME": the cost of a job without that header. Unset: such a job is no job (malformed-header), as
-    /// is one whose header has no whole number from 1 on.
+    /// With cost = "header:NAME": the cost of a job without that header. Unset: a message without it is no job
+    /// (malformed-header). So is a message whose header has no whole number from 1 on.
     pub(super) DEFAULT_COST = "default_cost".integers(1, u32::MAX as u64);
     /// With `cost`: the highest cost of one job for this limit; a job that costs more is dead-lettered as `cost-too-large`.
-    /// It is never more than the limit holds. Unset: what the limit releases in a minute, at least its burst.
+    /// It is never more than the limit holds. Unset: the units that the limit releases in a minute, at least its burst.
     pub(super) OWN_MAX_COST = "max_cost".integers(1, u32::MAX as u64);
 }
 

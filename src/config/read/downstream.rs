@@ -19,31 +19,31 @@ use crate::limit::{LimitSet, MOST_OWN};
 keys! {
     /// An API that is called no faster than its limits allow.
     DOWNSTREAM = "NAME".default("{}");
-    /// What becomes of a job that the limits do not allow at once. wait: it waits for its slot. reject: it is
-    /// dead-lettered as `rejected`, with when it would have been allowed; so is a retry that finds no room. A leaky
-    /// bucket then refuses what would overflow it: give it a burst.
+    /// What happens to a job that the limits do not allow at once. wait: it waits for its slot. reject: it is
+    /// dead-lettered as `rejected`, with the time at which it would be allowed; so is a retry that finds no room. With
+    /// reject a leaky bucket refuses jobs that would overflow it: give it a burst.
     ON_LIMIT = "on_limit".default("wait");
-    /// The highest cost of one job (paced-cost). By default what the slowest limit releases in a minute, at least its
-    /// burst; never more than a limit holds. A limit with a `cost` of its own has a `max_cost` of its own. A job that costs
+    /// The highest cost of one job (paced-cost). By default the units that the slowest limit releases in a minute, at least
+    /// its burst; never more than a limit holds. A limit with its own `cost` has its own `max_cost`. A job that costs
     /// more is dead-lettered as `cost-too-large`.
     MAX_COST = "max_cost".integers(1, u32::MAX as u64).example("3000").reload();
     /// How far ahead of now a slot is taken.
     HORIZON = "horizon".default("100ms").within("1ms", "10s").reload();
-    /// How long a job may wait for its first attempt: since it was made (its timestamp, which has whole seconds), or
-    /// else first taken in, but not before its paced-not-before. One that waits for longer, or would have to because
-    /// too many wait before it, is dead-lettered as `queue-full` with when to try again, and its producer is informed, where there is
-    /// a reply_to. It counts for jobs that come from then on. Unset: as long as it takes.
+    /// How long a job may wait for its first attempt: since its timestamp (which has whole seconds), or else since a
+    /// replica first took it, but not before its paced-not-before. A job that waits for longer, or would have to because
+    /// too many wait before it, is dead-lettered as `queue-full`, with the time to try again. The producer gets a reply if
+    /// there is a reply_to. A change counts for jobs that come afterwards. Unset: no bound.
     MAX_WAIT = "max_wait".within("1s", "365d").example("10m").reload();
-    /// How long a job that cannot go yet is held. One that must wait for longer is parked in the broker, where it
-    /// blocks no other job, and comes back in time; where the window is full, so is one that waits for longer than 2 s
+    /// How long a replica holds a job that cannot go yet. A job that must wait for longer is parked in the broker, where it
+    /// blocks no other job, and comes back in time. If the window is full, so is a job that waits for longer than 2 s
     /// (docs/parking.md). A replica holds no more jobs than the limits release in this time.
     HOLD_MAX = "hold_max".default("60s").within("1s", "10m").reload();
-    /// Sends in flight, in each replica. At least what the rate releases while an answer takes: 50/s and answers of 100
-    /// ms need 5. `paced check` warns of fewer.
+    /// The most requests in flight, in each replica. It needs at least the jobs that the rate releases during one answer:
+    /// 50/s and answers of 100 ms need 5. `paced check` warns of fewer.
     CONCURRENCY = "concurrency".default("64").integers(1, 65_535).reload();
     /// The same as in [store], for this downstream.
     ON_UNAVAILABLE = "on_unavailable".otherwise("that of `store`").example("hold").reload();
-    /// Limits in force that have a higher revision are not replaced by those of this file: so a replica that starts
+    /// If the limits in force have a higher revision, those of this file do not replace them. So a replica that starts
     /// late with an old file changes nothing. Raise it with each change.
     REVISION = "revision".integers(0, (1 << 53) - 1).example("1").reload();
 }
@@ -57,17 +57,17 @@ keys! {
     /// publisher (a nack). Unset: no bound. A queue that exists keeps its bound: paced warns, and `paced check
     /// --online` says how to change it.
     MAX_LENGTH = "max_length".integers(1, i64::MAX.unsigned_abs()).example("1000000");
-    /// Jobs held unacked at once; in effect at most what the limits release in `hold_max` after a rest. The broker takes
-    /// them all back when it has waited for one for its consumer_timeout (30 minutes unless set), and those just being
-    /// sent are sent again: raise it where limits may be used up for longer.
+    /// Jobs held unacked at once; in effect at most the jobs that the limits release in `hold_max` after a rest. If one is
+    /// unacked for the broker's consumer_timeout (30 minutes unless set), the broker takes all of them back. Those just being
+    /// sent are sent again: raise the consumer_timeout if limits may be used up for longer.
     PREFETCH = "prefetch".default("1000").integers(1, 65_535);
-    /// The bytes of unsettled messages that are held in memory; one message more may be held, however long it is. Fewer
-    /// than `prefetch` jobs are asked for where their sizes, as they were seen until now, would exceed this. What comes
-    /// beyond it is given back unread, and comes again when there is room.
+    /// The bytes of unsettled messages in memory; one message more may be held, of any length. If the sizes of the jobs
+    /// until now would exceed this, the replica asks for fewer than `prefetch` jobs. It gives back jobs beyond this bound
+    /// unread, and they come again when there is room.
     PREFETCH_BYTES = "prefetch_bytes".default("64MiB").within("1MiB", "1024GiB");
     /// The lanes of the jobs.
     LANES = "lanes".default("{}");
-    /// The plan of jobs that name none; without it they keep the limits of the downstream alone.
+    /// The plan of jobs that name none. Without it they keep only the limits of the downstream.
     DEFAULT_PLAN = "default_plan".example("free").reload();
 }
 

@@ -11,16 +11,16 @@ use crate::config::{url, value, warnings};
 keys! {
     /// The requests to the API.
     HTTP = "http".default("{}");
-    /// Where jobs go. A job without a path goes to this very URL; a path is appended behind one slash. A query stays, and
-    /// the job's comes after it: a secret in it belongs in a file. Without credentials. No default.
+    /// The URL of the API. A job without a path goes to this URL; a path is appended behind one slash. A query stays, and
+    /// the job's query comes after it. Keep a query with a secret in a file. Without credentials. No default.
     BASE_URL = "base_url".required("say where jobs go, such as base_url = \"https://api.example.com/v1/\"")
         .matches(r"^https?://[^/\s@?#]+(/[^\s@?#]*)?(\?[^\s@#]*)?$")
         .example("https://api.example.com/v1/").file("secrets/billing-url").followed();
-    /// For one request, connecting included. Below the broker's consumer_timeout (30 minutes unless set), which takes a
-    /// job back while its request still runs.
+    /// The longest time for one request, with the connecting. It must be below the broker's consumer_timeout (30 minutes
+    /// unless set): after that the broker takes a job back while its request still runs.
     TIMEOUT = "timeout".default("30s").within("1us", "365d");
-    /// A connection takes no request once it is so old, or up to a fifth younger, so that a changed DNS answer is
-    /// followed. "0s": it is used until either side closes it.
+    /// The age from which a connection takes no more requests, or up to a fifth less, so that a changed DNS answer is
+    /// used. "0s": it is used until either side closes it.
     MAX_CONNECTION_AGE = "max_connection_age".default("90s");
     /// The longest body of a job.
     MAX_BODY = "max_body".default("1MiB").within("1B", "128MiB");
@@ -29,18 +29,18 @@ keys! {
     /// The methods that a job may have (as paced-method). A job without one is a POST.
     METHODS = "methods".default(r#"["POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"]"#)
         .matches("^(POST|PUT|PATCH|DELETE|GET|HEAD)$").example(r#"["POST"]"#);
-    /// Whether a job's path may have an encoded slash (%2F), as the names of GitLab's projects need. It counts as a slash
-    /// where paths are checked.
+    /// Whether a job's path may have an encoded slash (%2F), as the names of GitLab's projects need. The check of paths
+    /// treats it as a slash.
     ENCODED_SLASH = "encoded_slash".default("false");
     /// Whether a dead letter keeps the first KiB of the answer that caused it (paced-response), where
     /// everyone who may read dead letters sees it. false: for an API whose answers show secrets, such as the request's
     /// credentials.
     KEEP_RESPONSE = "keep_response".default("true");
-    /// An HTTP proxy by which the API is reached, with credentials for it if it wants any. It sees requests to http,
-    /// and a tunnel (CONNECT) to https. Unset: the API is reached directly; no proxy is taken from the environment.
+    /// An HTTP proxy for the requests, with credentials if it needs any. For http it sees the requests; for https it sees
+    /// only a tunnel (CONNECT). Unset: the API is reached directly; no proxy is taken from the environment.
     PROXY = "proxy".matches("^http://.").example("http://USER:PASSWORD@proxy.internal:3128")
         .file("secrets/proxy-url").followed();
-    /// Request headers of every request. They win over those of a job. Keep a secret in a file (NAME_file). Such files,
+    /// Headers of every request. They replace those of a job. Keep a secret in a file (NAME_file). Such files,
     /// and those of base_url and proxy, are read again when they change.
     HEADERS = "headers".reload().matches(value::HEADER)
         .example("{ authorization_file = \"secrets/billing-token\", x-client = \"paced\" }");

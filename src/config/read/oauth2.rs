@@ -12,8 +12,8 @@ use crate::config::{url, value, warnings};
 use crate::tls::TlsOptions;
 
 keys! {
-    /// Tokens by OAuth2's client credentials: every request has one (Authorization: Bearer). docs/secrets.md says how
-    /// they are renewed, and what happens while the token server fails. Unless it has a `tls` of its own, the client
+    /// OAuth2 tokens by client credentials: every request has one (Authorization: Bearer). docs/secrets.md says how
+    /// they are renewed, and what happens while the token server fails. Unless it has its own `tls`, the client
     /// trusts the authorities of [downstreams.NAME.tls].
     OAUTH2 = "oauth2";
     /// The URL of the token server: https:// or http://, without credentials and query.
@@ -27,11 +27,11 @@ keys! {
     CLIENT_SECRET = "client_secret"
         .required("name its file, such as client_secret_file = \"secrets/client\"")
         .matches("^[!-~]([ -~]*[!-~])?$").example("...").file("secrets/billing-client").followed();
-    /// The rights that a token should have. Unset: those that the server gives.
+    /// The rights that a token needs. Unset: those that the server gives.
     SCOPES = "scopes".default("[]").matches(r"^[!#-\[\]-~]+$").example("[\"orders.write\"]");
-    /// How the secret is shown: basic (HTTP Basic authentication) or post (in the body).
+    /// How the secret is sent: basic (HTTP Basic authentication) or post (in the body).
     CLIENT_AUTH = "client_auth".default("basic");
-    /// For one token, connecting included.
+    /// The longest time for one token, with the connecting.
     TIMEOUT = "timeout".default("10s").within("100ms", "1m");
     /// Further parameters of a request for a token, such as the API that the token is for. They are masked where the
     /// configuration is shown; keep a secret in a file (NAME_file).

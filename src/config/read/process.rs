@@ -17,8 +17,8 @@ keys! {
     PREFIX = "prefix".default("paced").matches(value::PREFIX);
     /// false: exchanges and queues are only checked, for users who may not declare them.
     DECLARE = "declare".default("true");
-    /// The bytes of unsettled messages that this process holds in memory, over all downstreams. Half of it is shared
-    /// out evenly among them, so that one whose jobs cannot go leaves room for the others; the other half is for those
+    /// The bytes of unsettled messages that this process holds in memory, over all downstreams. One half is divided
+    /// evenly among them, so that a downstream whose jobs cannot go leaves room for the others. The other half is for those
     /// that need it first.
     WINDOW_BYTES = "window_bytes".default("240MiB").within("1MiB", "1024GiB");
 }
@@ -26,7 +26,7 @@ keys! {
 keys! {
     /// The store of the pace.
     STORE = "store".default("{}");
-    /// Where the pace is kept: memory: is this process alone; Redis (6.2 or later) is shared by all replicas:
+    /// Where the pace is kept. memory: is for only this process; all replicas share a Redis (6.2 or later):
     ///   redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]                                one server
     ///   redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,...]/MASTER_NAME[/DB]     the master that sentinels know
     ///   redis+cluster://[[USER]:PASSWORD@]HOST[:PORT][,...]                       a cluster
@@ -35,7 +35,7 @@ keys! {
         .file("secrets/store-url").followed();
     /// The first part of every key in the store.
     KEY_PREFIX = "key_prefix".default("paced").matches(value::PREFIX);
-    /// What becomes of jobs while the store cannot be reached. hold: nothing is released without a slot; jobs stay safe
+    /// What happens to jobs while the store cannot be reached. hold: nothing is released without a slot; jobs stay safe
     /// in the broker. local: each replica releases its part of the rate. open: jobs are released as fast as they come.
     ON_UNAVAILABLE = "on_unavailable".default("hold").reload();
 }
@@ -43,36 +43,36 @@ keys! {
 keys! {
     /// Where replies may go.
     REPLY = "reply".default("{}");
-    /// What the name of a queue must begin with for replies (reply_to) to go there, since paced may write to queues that
-    /// its producers may not. By default Direct Reply-To, and queues that the broker named; "" is every name. Others are
-    /// dead-lettered; so are paced's own queues (PREFIX.*) and those that downstreams consume, always.
+    /// Replies (reply_to) go only to queues whose name begins with one of these, since paced may write to queues that its
+    /// producers may not write to. By default Direct Reply-To, and queues that the broker named; "" is every name. A job
+    /// with another name is dead-lettered. So is one that names paced's own queues (PREFIX.*) or a downstream's, always.
     ALLOW = "allow".default("[\"amq.rabbitmq.reply-to\", \"amq.gen-\"]").up_to(255, "").example("[\"replies.\"]");
 }
 
 keys! {
     /// Probes, metrics, the page and the API of the daemon (docs/operations.md).
     ADMIN = "admin".default("{}");
-    /// Where they are served, as HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750: /livez, /readyz (?verbose) and
-    /// /metrics for Prometheus, the page at / and /api/v1. Off unless set. Everyone who can connect may read it, unless
+    /// The address, as HOST:PORT, such as 127.0.0.1:9750 or [::1]:9750. It has /livez, /readyz (?verbose) and
+    /// /metrics for Prometheus, the page at / and /api/v1. Off unless set. Everyone who can connect may read, unless
     /// there is a read_token.
     LISTEN = "listen".matches(r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]):[0-9]+$").example("127.0.0.1:9750");
-    /// What requests that change something must carry (Authorization: Bearer TOKEN): pauses and rates. Without it such
-    /// requests are refused. Visible ASCII; make one with `openssl rand -hex 32`.
+    /// The token that changes need (Authorization: Bearer TOKEN), such as pauses and rates. Without it changes are
+    /// refused. Visible ASCII; make one with `openssl rand -hex 32`.
     TOKEN = "token".matches("^[!-~]{1,1024}$").example("...").file("secrets/admin-token").reload();
-    /// What requests that only read must carry: /metrics, /readyz?verbose, `paced status` and the API; the page asks
-    /// for it. `token` is accepted as well. Without it everyone who can connect may read.
+    /// The token that reads need: /metrics, /readyz?verbose, `paced status` and the API; the page asks
+    /// for it. `token` is accepted too. Without it everyone who can connect may read.
     READ_TOKEN = "read_token".matches("^[!-~]{1,1024}$").example("...").file("secrets/admin-read-token").reload();
-    /// Tokens of people and programs by name, beside these two. The log and what is shown of a change have the name.
+    /// Tokens of people and programs by name, in addition to these two. The log and the history of changes have the name.
     TOKENS = "tokens".matches(value::NAME);
     /// A token with a name.
     NAMED = "NAME".default("{}");
-    /// What requests must carry, as for admin.token. A file that is removed or emptied revokes it.
+    /// The token of the requests, as for admin.token. If its file is removed or emptied, the token is revoked.
     NAMED_TOKEN = "token".required("name its file, such as token_file = \"secrets/admin-token-alice\"")
         .matches("^[!-~]{1,1024}$").example("...").file("secrets/admin-token-alice").reload();
-    /// read: to look. operate: also to pause, resume, cancel jobs, and list and replay dead letters. admin: everything.
+    /// read: only reads. operate: also to pause, resume, cancel jobs, and list and replay dead letters. admin: everything.
     ROLE = "role".required("say what it allows, such as role = \"operate\"").example("operate").reload();
-    /// Names that requests may be addressed to (their Host header), as HOST or HOST:PORT, besides localhost and
-    /// addresses. /livez and a plain /readyz answer to any name.
+    /// Names that requests may be addressed to (their Host header), as HOST or HOST:PORT. localhost and addresses are
+    /// always allowed. /livez and a plain /readyz answer to any name.
     ALLOW_HOSTS = "allow_hosts".default("[]").example("[\"paced.internal\"]")
         .matches(r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?$");
 }
@@ -80,7 +80,7 @@ keys! {
 keys! {
     /// How the process stops.
     SHUTDOWN = "shutdown".default("{}");
-    /// How long sends in flight may take to end after SIGTERM.
+    /// How long requests in flight may take to end after SIGTERM.
     DRAIN_TIMEOUT = "drain_timeout".default("25s");
 }
 
