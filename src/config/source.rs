@@ -86,7 +86,7 @@ impl Layers {
         let mut layers = Self::collect(sources, system);
         if layers.all.is_empty() && layers.errors.is_empty() {
             let problem = format!(
-                "not found, nor is {}; write one, or name it with -c FILE or PACED_CONFIG",
+                "not found, and neither is {}; write one, or name it with -c FILE or PACED_CONFIG",
                 system.display()
             );
             layers.error("./paced.toml".to_owned(), None, "", problem);

@@ -56,7 +56,7 @@ fn without_any_source_the_error_says_what_to_do() {
     let dir = tempdir().unwrap();
     assert_eq!(
         rate_of(&in_dir(dir.path(), &[], &[("PACED_PORT", "tcp://10.0.0.1:80")]), Path::new(NOWHERE)),
-        "./paced.toml: not found, nor is nowhere/paced.toml; write one, or name it with -c FILE or PACED_CONFIG"
+        "./paced.toml: not found, and neither is nowhere/paced.toml; write one, or name it with -c FILE or PACED_CONFIG"
     );
     let env = [
         ("PACED_DOWNSTREAMS__A__RATE", "7/s"),

@@ -50,8 +50,10 @@ pub(super) fn moot<'v>(reader: &mut Reader<'v>, limits: &[&NamedLimit<'v>]) {
             ),
             false => "remove one of them".to_owned(),
         };
-        reader
-            .warn(&given.at, &format!("moot, since `{name}` never allows more: the pace is {rate}; {count}"));
+        reader.warn(
+            &given.at,
+            &format!("no effect, since `{name}` never allows more: the pace is {rate}; {count}"),
+        );
     }
 }
 

@@ -31,7 +31,7 @@ async fn warnings_are_one_line_each_and_change_no_exit_code() {
     assert_eq!(output.code, 0, "{}", output.stderr);
     let lines: Vec<&str> = output.stderr.lines().collect();
     assert_eq!(lines.len(), 1, "{}", output.stderr);
-    assert!(lines[0].starts_with("FILE:2:8: downstreams.a.rate: warning: moot, since `leaky-bucket-1`"));
+    assert!(lines[0].starts_with("FILE:2:8: downstreams.a.rate: warning: no effect, since `leaky-bucket-1`"));
     assert!(output.stdout.contains("configuration ok: 1 downstream(s): a"), "{}", output.stdout);
     // Other commands do not repeat them.
     assert_eq!(run(MOOT, &["config", "show"]).await.stderr, "");

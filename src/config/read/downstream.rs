@@ -177,7 +177,7 @@ fn costs<'v>(
             && let Some(last) = own.iter().chain(plan).rfind(|limit| limit.cost.is_some())
         {
             let problem =
-                format!("over {MOST_OWN} limits of one job have costs of their own; use at most so many");
+                format!("over {MOST_OWN} limits of one job have their own costs; use at most {MOST_OWN}");
             reader.wrong(&last.at, problem);
             break;
         }

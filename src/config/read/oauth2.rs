@@ -18,7 +18,7 @@ keys! {
     OAUTH2 = "oauth2";
     /// The URL of the token server: https:// or http://, without credentials and query.
     TOKEN_URL = "token_url"
-        .required("say where tokens are had, such as token_url = \"https://login.example.com/token\"")
+        .required("name the token server, such as token_url = \"https://login.example.com/token\"")
         .matches(r"^https?://[^/\s@?#]+(/[^\s@?#]*)?$").example("https://login.example.com/oauth2/token");
     /// The name of the client.
     CLIENT_ID = "client_id".required("name the client, such as client_id = \"paced\"")

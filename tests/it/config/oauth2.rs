@@ -33,7 +33,7 @@ fn what_is_missing_or_wrong_is_named() {
                 "paced.toml:5:1: {AT}.client_secret: missing; name its file, such as client_secret_file = \"secrets/client\""
             ),
             format!(
-                "paced.toml:5:1: {AT}.token_url: missing; say where tokens are had, such as token_url = \
+                "paced.toml:5:1: {AT}.token_url: missing; name the token server, such as token_url = \
                  \"https://login.example.com/token\""
             ),
             format!(

@@ -18,27 +18,27 @@ fn a_limit_that_another_one_makes_moot() {
     for (keys, expected) in [
         (
             "rate = '50/s'\nlimits = [{ rate = '1000/minute' }]",
-            "paced.toml:2:8: downstreams.a.rate: warning: moot, since `leaky-bucket-1` never allows more: the pace is \
+            "paced.toml:2:8: downstreams.a.rate: warning: no effect, since `leaky-bucket-1` never allows more: the pace is \
              1000/m; remove one of them, or let `leaky-bucket-1` count: { algorithm = \"sliding-log\", rate = \"1000/m\" }",
         ),
         (
             "rate = '10/s'\nlimits = [{ rate = '20/s', burst = 5, name = 'bursts' }]",
-            "paced.toml:3:46: downstreams.a.limits[0].name: warning: moot, since `leaky-bucket-0` never allows more: the \
+            "paced.toml:3:46: downstreams.a.limits[0].name: warning: no effect, since `leaky-bucket-0` never allows more: the \
              pace is 10/s; remove one of them, or let `leaky-bucket-0` count: { algorithm = \"sliding-log\", rate = \"10/s\" }",
         ),
         (
             "rate = '10/s'\nlimits = [{ algorithm = 'sliding-log', rate = '1000/minute' }]",
-            "paced.toml:3:11: downstreams.a.limits[0]: warning: moot, since `leaky-bucket-0` never allows more: the pace \
+            "paced.toml:3:11: downstreams.a.limits[0]: warning: no effect, since `leaky-bucket-0` never allows more: the pace \
              is 10/s; remove one of them",
         ),
         (
             "limits = [{ algorithm = 'sliding-log', rate = '1000/hour' }, { algorithm = 'quota', rate = '1000000/month' }]",
-            "paced.toml:2:62: downstreams.a.limits[1]: warning: moot, since `sliding-log-0` never allows more: the pace is \
+            "paced.toml:2:62: downstreams.a.limits[1]: warning: no effect, since `sliding-log-0` never allows more: the pace is \
              1000/h; remove one of them",
         ),
         (
             "rate = '10/s'\nlimits = [{ algorithm = 'gcra', rate = '600/minute' }]",
-            "paced.toml:3:11: downstreams.a.limits[0]: warning: moot, since `leaky-bucket-0` never allows more: the pace is \
+            "paced.toml:3:11: downstreams.a.limits[0]: warning: no effect, since `leaky-bucket-0` never allows more: the pace is \
              10/s; remove one of them, or let `leaky-bucket-0` count: { algorithm = \"sliding-log\", rate = \"10/s\" }",
         ),
     ] {
@@ -59,7 +59,7 @@ fn a_limit_that_another_one_makes_moot() {
     }
     let plan = "[plans.free]\nlimits = [{ rate = '5/s' }, { rate = '5/m' }]\n";
     let expected =
-        "paced.toml:5:11: plans.free.limits[0]: warning: moot, since `leaky-bucket-1` never allows more";
+        "paced.toml:5:11: plans.free.limits[0]: warning: no effect, since `leaky-bucket-1` never allows more";
     let lines = lines(Scene::new(&format!("{LEAST}{plan}")));
     assert!(lines.len() == 1 && lines[0].starts_with(expected), "{lines:?}");
 }
