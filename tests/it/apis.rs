@@ -119,10 +119,10 @@ fn the_page_is_made_from_the_answers() {
 fn page() -> String {
     let all = data();
     let mut text = "# What APIs answer\n\n\
-        What the APIs below answer to a caller that is too fast, and what it means to paced. Where the answer alone does not tell, the rules that do go into\n\
+        This page has the answers of some APIs to a caller that is too fast, and what they mean to paced. If the status and headers are not enough, put the rules into\n\
         `[downstreams.NAME.retry]` as [`answers`](retries.md#rules). Try one with `paced explain-answer NAME --status S --header \"N: V\" --body FILE`.\n\n\
-        The table is data of a test (`tests/it/apis.toml`), and this page is made from it. Vendors change their answers: look at what yours sends. A wait is what\n\
-        the answer or a rule says; `max_pause` bounds it, and is to be at least the `wait` of a rule.\n"
+        The table is data of a test (`tests/it/apis.toml`), and this page is made from it. Vendors change their answers: check the answers of yours. A wait is the time\n\
+        in the answer or a rule. `max_pause` bounds it, and must be at least the `wait` of a rule.\n"
         .to_owned();
     let mut vendor = "";
     for answer in &all {
