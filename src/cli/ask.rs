@@ -168,8 +168,8 @@ impl Daemon {
     /// The same failure, with what to do where a token for looking is wanted and none was sent.
     fn hint(&self, mut failure: Failure) -> Failure {
         if self.read_token.get().is_none() {
-            failure.text += "; tools have it as admin.read_token (PACED_ADMIN__READ_TOKEN), as admin.token is sent with \
-                             changes alone";
+            failure.text += "; tools need it as admin.read_token (PACED_ADMIN__READ_TOKEN), because admin.token is sent \
+                             only with changes";
         }
         failure
     }
@@ -180,7 +180,7 @@ impl Daemon {
             return;
         }
         out::say(format_args!(
-            "paced: warning: the token goes to {} in clear, and whoever is on the way can read it; give the daemon \
+            "paced: warning: the token goes to {} in clear: the network can read it; give the daemon \
              admin.tls and write --admin https://HOST:PORT, or use a tunnel",
             self.address.base
         ));

@@ -58,7 +58,7 @@ impl Letters {
         if let Some(limit) = queue.low_delivery_limit().await {
             out::say(format_args!(
                 "paced: RabbitMQ drops {noun}s here that are listed more than {limit} times, unless a policy says \
-                 otherwise; docs/operations.md tells how to raise that"
+                 otherwise; docs/operations.md says how to raise that"
             ));
         }
         Ok(Self { queue, noun, downstream })
@@ -115,7 +115,7 @@ impl Letters {
         };
         if removed > 0 {
             let noun = self.noun;
-            out::say(format_args!("paced: broke off after {removed} {noun}(s); the others stay"));
+            out::say(format_args!("paced: stopped by an error after {removed} {noun}(s); the others stay"));
         }
         Err(failed)
     }
@@ -200,7 +200,7 @@ async fn replay(global: &Global, args: ReplayArgs) -> Result<(), Exit> {
     }
     if let Some(error) = &tally.error {
         let hint = match letters.downstream {
-            None if !is_addressed => "; --to DOWNSTREAM sends them to one that there is",
+            None if !is_addressed => "; --to DOWNSTREAM sends them to an existing downstream",
             _ => "",
         };
         let why = format_args!("{failed} could not be published and stay: {error}{hint}");
@@ -219,7 +219,7 @@ pub(super) fn shaper(rate: Rate) -> Result<Shaper, Exit> {
 
 async fn purge(global: &Global, args: PurgeArgs) -> Result<(), Exit> {
     if !args.yes && !confirm::is_possible() {
-        return Err(out::fail(Exit::Usage, "a purge removes letters for good; say --yes if it is meant"));
+        return Err(out::fail(Exit::Usage, "a purge removes letters for good; add --yes to confirm it"));
     }
     let letters = Letters::open(&parts::load(global)?.settings, args.origin, false).await?;
     let mut scan = Scan { filter: args.filter.into(), limit: args.limit, ..Scan::default() };

@@ -68,8 +68,8 @@ impl<'a> Orphan<'a> {
     async fn open(settings: &'a Settings, name: &'a str) -> Result<Self, Exit> {
         if settings.downstreams.contains_key(name) {
             let problem = format_args!(
-                "`{name}` is in the configuration; take it out of the file of each replica, and restart these, before \
-                 what it leaves is moved or deleted"
+                "`{name}` is in the configuration; remove it from the file of each replica, and restart the replicas, \
+                 before you move or delete its jobs"
             );
             return Err(out::fail(Exit::Usage, problem));
         }
@@ -92,7 +92,7 @@ impl<'a> Orphan<'a> {
         }
         let (name, seconds) = (self.name, UNSERVED.as_secs());
         let problem = format_args!(
-            "a replica has served `{name}` in the last {seconds} s; take it out of its file, restart it, and try again"
+            "a replica has served `{name}` in the last {seconds} s; remove it from its file, restart it, and try again"
         );
         Err(out::fail(Exit::Failed, problem))
     }
@@ -139,7 +139,7 @@ fn check_unheld(queues: &[Leftover]) -> Result<(), Exit> {
         None => Ok(()),
         Some(Leftover { queue, holders, .. }) => {
             let problem = format_args!(
-                "queue {queue} is in use: {holders} consumer(s), or others who hold messages of it; end these first"
+                "queue {queue} is in use: {holders} consumer(s), or others who hold messages of it; stop these first"
             );
             Err(out::fail(Exit::Failed, problem))
         }
@@ -186,7 +186,7 @@ async fn drain(global: &Global, DrainArgs { downstream, to, rate }: DrainArgs) -
         let letters = letters.ready;
         out::say(format_args!(
             "paced: {letters} dead letter(s) stay: `paced dead list {downstream}` shows them, and `paced dead replay \
-             {downstream} --to {to}` sends them on"
+             {downstream} --to {to}` sends them there"
         ));
     }
     if let Some(error) = &total.error {
@@ -223,7 +223,7 @@ fn show(output: Output, name: &str, jobs: &[Leftover], dead: Option<&Leftover>) 
 
 async fn delete(global: &Global, DeleteArgs { downstream, yes }: DeleteArgs) -> Result<(), Exit> {
     if !yes && !confirm::is_possible() {
-        return Err(out::fail(Exit::Usage, "this deletes queues for good; say --yes if it is meant"));
+        return Err(out::fail(Exit::Usage, "this deletes queues for good; add --yes to confirm it"));
     }
     let settings = parts::load(global)?.settings;
     let orphan = Orphan::open(&settings, &downstream).await?;
@@ -250,14 +250,14 @@ async fn delete(global: &Global, DeleteArgs { downstream, yes }: DeleteArgs) -> 
     let kept = orphan.queues.delete().await.map_err(out::failed)?;
     if let Err(exit) = check_empty(&kept) {
         let prefix = &orphan.options.prefix;
-        out::say(format_args!("paced: it is unbound all the same: jobs for it go to {prefix}.unroutable"));
+        out::say(format_args!("paced: its bindings are removed: jobs for it go to {prefix}.unroutable"));
         return Err(exit);
     }
     let parked = orphan.forget().await?;
     match global.output {
         Output::Json => out::json(&json!({ "downstream": downstream, "deleted": names }))?,
         Output::Human if names.is_empty() => {
-            out::line(format_args!("{downstream}: it has left no queue, and is forgotten"))?;
+            out::line(format_args!("{downstream}: it has no queue, and its name is removed"))?;
         }
         Output::Human => out::line(format_args!("{downstream}: deleted {}", names.join(", ")))?,
     }

@@ -42,7 +42,7 @@ fn agreed(Args { downstream, limit, yes, .. }: &Args) -> Result<(), Exit> {
         return Ok(());
     }
     if !confirm::is_possible() {
-        let problem = "a reset forgets what was used of the limits; say --yes if it is meant";
+        let problem = "a reset sets the counts of the limits to 0; add --yes to confirm it";
         return Err(out::fail(Exit::Usage, problem));
     }
     let what =

@@ -87,7 +87,7 @@ async fn replace<O: Serialize>(
     // A caller without the permission to change anything is not asked for a confirmation first.
     let daemon = Daemon::of(global)?;
     if !yes && !confirm::is_possible() {
-        let problem = "this changes the limits in force everywhere; say --yes if it is meant";
+        let problem = "this changes the limits in force everywhere; add --yes to confirm it";
         return Err(out::fail(Exit::Usage, problem));
     }
     if !yes {

@@ -137,7 +137,7 @@ impl Line {
                 replica,
                 host,
                 downstreams,
-                "a replica's file has other limits than those in force, which it uses; load the right file there"
+                "a replica's file has other limits than those in force, and is not used; load the right file there"
             ),
             Event::Agrees => {
                 tracing::info!(

@@ -39,7 +39,7 @@ impl Basis {
         let endpoint = &self.current.endpoint;
         let mut request = Request::new(Payload::new(job.content.body.clone()));
         *request.method_mut() = Method::from_bytes(job.request.method.as_bytes())
-            .map_err(|_| (Reason::MalformedHeader, "this is no method".to_owned()))?;
+            .map_err(|_| (Reason::MalformedHeader, "the method is no HTTP method".to_owned()))?;
         *request.uri_mut() = endpoint.uri(&job.request.path)?;
         *request.headers_mut() = self.headers_of(job, endpoint)?;
         if job.content.body.is_empty() && matches!(job.request.method, "POST" | "PUT" | "PATCH") {

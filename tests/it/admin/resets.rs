@@ -37,7 +37,7 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
     site.publish(Job::many("job", 70)).await;
     let missed = site.used_up(30, &replicas, LONG).await;
     for (args, told) in [
-        (&["reset", "billing"][..], "say --yes"),
+        (&["reset", "billing"][..], "add --yes"),
         (&["reset", "billing", "--limit", "daily", "--yes"], "there are `leaky-bucket-0`, `monthly`"),
         (&["reset", "biling", "--yes"], "no such downstream; this daemon has billing"),
     ] {
