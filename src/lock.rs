@@ -1,4 +1,4 @@
-//! The lock of a mutex, whatever has panicked.
+//! The lock of a mutex, also after a panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

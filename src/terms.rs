@@ -189,7 +189,7 @@ impl Terms {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Whether both have the same limits in their files, whatever their revisions and overrides.
+    /// Whether both have the same limits in their files, with any revisions and overrides.
     pub fn has_limits_of(&self, other: &Self) -> bool {
         self.limits == other.limits && self.plans == other.plans
     }

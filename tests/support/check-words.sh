@@ -21,6 +21,13 @@ died of|dies of = became a dead letter because of
 as ever = as always
 at hand = available, installed
 singly = one by one
+whatever|whichever = any, every, all, with any, at any
+lest|thereby|whereupon|afresh = so that not, so, then, new
+(goes|go) on (taking|trying|to take) = still takes, tries again
+all the same = still, too
+in vain = without use
+made up for = caught up
+trying on = trying again
 '
 # A file or a folder of src joins this list once it has none of the words.
 src='src/episode.rs src/failpoint.rs src/files.rs src/headers.rs src/home.rs src/lib.rs src/lock.rs src/main.rs src/metric.rs
