@@ -68,9 +68,9 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
         NAME,
         "Daemons and programs that embed paced, one pace",
         "2 daemons with 1 000 jobs and 2 programs that make 500 calls each, by `Shaper::from_config` and \
-         `acquire`, at 200/s together; counted at the API. The stopped program gets SIGSTOP after 500 calls of \
-         all and SIGCONT 2.5 s later. The last column is one daemon with 600 jobs beside a program in which \
-         3 000 calls wait for their slots, until it gets SIGKILL.",
+         `acquire`, run at 200/s together. Everything is counted at the API. The stopped program gets \
+         SIGSTOP after 500 calls of all and SIGCONT 2.5 s later. The last column is one daemon with 600 \
+         jobs beside a program with 3 000 calls that wait for their slots, until the program gets SIGKILL.",
     );
     for run in 1..=stage.runs {
         for variant in [Variant::Undisturbed, Variant::Stopped] {

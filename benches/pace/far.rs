@@ -83,12 +83,12 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "Far from the store",
-        "200/s, 2 000 jobs that are published when all replicas are ready. Far replicas reach Redis through a \
-         proxy that makes each round trip so much longer; all else is near. Everything is counted at the API: \
-         the rate reached is that from the first to the last of the requests after the first 200; the windows \
-         are the most requests in any second and in any 100 ms of the whole run. RabbitMQ gives each consumer \
-         the same part of the jobs at once, so that the first half, when all still have jobs, shows who is \
-         faster.",
+        "200/s, 2 000 jobs that are published when all replicas are ready. Far replicas reach Redis \
+         through a proxy that makes each round trip longer by the given time; all others are near. \
+         Everything is counted at the API. The rate is from the first to the last of the requests after \
+         the first 200. The windows are the most requests in any second and in any 100 ms of the whole \
+         run. RabbitMQ gives each consumer the same part of the jobs at once. So the first half, when all \
+         still have jobs, shows who is faster.",
     );
     section.lines = true;
     for run in 1..=stage.runs {

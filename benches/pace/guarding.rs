@@ -42,10 +42,11 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "The guard before the AMQP parser",
-        "30 000 jobs of 256 B wait in a quorum queue; paced takes them with 64 requests in flight and a limit that \
-         does not bind, with the guard and in a build without it (PACED_BENCH_UNGUARDED at compile time). The two take turns \
-         ten times in each run. Alone: 20 000 messages of 256 B with an id, a type and two headers are read through the \
-         guard, 64 KiB at a time, and without it; the processor time of the thread beyond that of the reads alone.",
+        "30 000 jobs of 256 B wait in a quorum queue. paced takes them with 64 requests in flight and a \
+         limit that does not bind, with the guard and in a build without it (PACED_BENCH_UNGUARDED at \
+         compile time). The two take turns ten times in each run. Alone: 20 000 messages of 256 B with an \
+         id, a type and two headers are read through the guard, 64 KiB at a time, and without it. The \
+         figure is the processor time of the thread, less that of the reads alone.",
     );
     for _ in 0..stage.runs {
         section.judge(WITH, ALONE, blocking(alone).await?, Bound::AtMost(500.0));

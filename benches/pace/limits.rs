@@ -21,21 +21,21 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "One decision",
-        "In memory: the time of one call that grants, at 1 000 000/s with a burst that no run uses up, on one \
-         thread; one limit, and 10 000 keys of 12 bytes in a random order. governor's is `check` or `check_key`, \
-         leaky-bucket's `try_acquire` (it has no keys), paced's the reservation of a slot. Each reads its own \
-         clock, once per call: governor's is quanta, the time stamp counter. In Redis: calls per second on one \
-         connection of the same client with as many in flight, which runs on the callers' runtime; the bare script (benches/pace/loops/gcra.lua) is \
-         a GCRA as people write it, one key, by the server's clock, with a TTL. \
-         It sets its TTL with every call, and paced once in 4 s of slots: where slots lie farther apart, with every \
-         call, too. All take turns in rounds of a \
-         fraction of a second; a figure is the median of the rounds, a ratio the median of the rounds' ratios. \
-         Memory is what Redis counts (used_memory) for 100 000 keys of 12 bytes on a server of its own, by key: \
-         name, state, TTL and all overhead; each but the downstream's record has a TTL. The time in Redis of a call is \
-         what Redis counts of it (commandstats), with 8 in flight, before 2 000 of the bare script; that of 1 024 \
-         jobs is of the slowest of five sets: each algorithm that counts alone, and six limits together; \
-         that of lanes without room is of the slower of a full log and a full sliding window, in which jobs of cost \
-         5 000 find none.",
+        "In memory: the time of one call that grants, at 1 000 000/s with a burst that no run uses up, on \
+         one thread; one limit, and 10 000 keys of 12 bytes in a random order. For governor this is \
+         `check` or `check_key`, for leaky-bucket `try_acquire` (it has no keys), for paced the \
+         reservation of a slot. Each reads its own clock, once per call: governor's is quanta, the time \
+         stamp counter. In Redis: calls per second on one connection of the same client with as many in \
+         flight, which runs on the callers' runtime. The bare script (benches/pace/loops/gcra.lua) is a \
+         usual GCRA: one key, by the server's clock, with a TTL. It sets its TTL with every call. paced \
+         sets it once in 4 s of slots, or with every call if slots lie farther apart. All take turns in \
+         rounds of a fraction of a second. A figure is the median of the rounds, a ratio the median of the \
+         rounds' ratios. Memory is what Redis counts (used_memory) for 100 000 keys of 12 bytes on its own \
+         server, by key: name, state, TTL and all overhead. Every key except the downstream's record has a \
+         TTL. The time in Redis of a call is from Redis (commandstats), with 8 in flight, before 2 000 of \
+         the bare script. That of 1 024 jobs is of the slowest of five sets: each algorithm that counts \
+         alone, and six limits together. That of lanes without room is of the slower of a full log and a \
+         full sliding window, in which jobs of cost 5 000 find no room.",
     );
     for run in 1..=stage.runs {
         eprintln!("  limits, run {run}: in memory");

@@ -46,12 +46,12 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "Many downstreams, four replicas",
-        "First 4 processes with 40 downstreams at 5/s each: 100 jobs of each are published when all are ready, \
-         and the shares are those of all downstreams together, in the first half of the requests, when all \
-         replicas still have jobs. Then 250 and 1 000 downstreams at 10/s each: 4 sets of dispatchers in the \
-         bench, each with a runtime and a connection to Redis of its own, on sources that never run out and \
-         sinks that only count; there is no broker and no HTTP. After 3 s, 12 s are counted. Redis shares the \
-         machine with the replicas.",
+        "First there are 4 processes with 40 downstreams at 5/s each. 100 jobs of each are published when \
+         all are ready. The shares are those of all downstreams together, in the first half of the \
+         requests, when all replicas still have jobs. Then there are 250 and 1 000 downstreams at 10/s \
+         each, for 4 sets of dispatchers in the bench. Each set has its own runtime and its own connection \
+         to Redis, on sources that never run out and sinks that only count. There is no broker and no \
+         HTTP. After 3 s, 12 s are counted. Redis shares the machine with the replicas.",
     );
     section.lines = true;
     for run in 1..=stage.runs {

@@ -46,11 +46,12 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "Memory, and a thousand downstreams",
-        "Resident memory (VmRSS) of a daemon with one downstream, a second after it is ready; and with a window \
-         of 10 000 jobs of 1 KiB, all of them delivered and unacked, at 170/s. Then one daemon with 1 000 \
-         downstreams at 10/s each, whose jobs wait in classic queues that exist already, with `declare = false` \
-         (2 000 quorum queues would be a test of the broker): each downstream's rate is counted at the API over 15 s in which all of them have jobs. \
-         The API, the broker and Redis share the machine with the daemon.",
+        "Resident memory (VmRSS) of a daemon with one downstream, a second after it is ready, and with a \
+         window of 10 000 jobs of 1 KiB, all of them delivered and unacked, at 170/s. Then one daemon has \
+         1 000 downstreams at 10/s each. Their jobs wait in classic queues that exist already, with \
+         `declare = false` (2 000 quorum queues would be a test of the broker). Each downstream's rate is \
+         counted at the API over 15 s in which all of them have jobs. The API, the broker and Redis share \
+         the machine with the daemon.",
     );
     for run in 1..=stage.runs {
         eprintln!("  memory, run {run}: one downstream");

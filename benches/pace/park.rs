@@ -55,14 +55,16 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "Jobs for tomorrow in front of jobs for now",
-        "100 000 jobs of 256 B with a `paced-not-before` of tomorrow lie in a quorum queue, and 1 000 for now behind \
-         them, at 500/s; then four replicas start. Counted is from when all are ready: until all of the former are parked, \
-         and until the last of the latter has gone, less the 2 s that they need at their pace. What bounds it is the \
-         broker, which stores each copy in another quorum queue and takes the ack. Jobs that the first replicas park \
-         before the last one is ready are among them, so that the speed is a little too high. Memory is VmRSS, and its \
-         peak (VmHWM) from the start of the process, of the replica that has the most; the peak is measured with \
-         20 000 jobs for tomorrow as well, since it must not grow with what waits. The last two lines are \
-         scenes of their own with one replica, in seconds from when it is ready; 20 jobs need 1.9 s at 10/s.",
+        "100 000 jobs of 256 B with a `paced-not-before` of tomorrow are in a quorum queue, and 1 000 for \
+         now behind them, at 500/s. Then four replicas start. The time is counted from when all are ready. \
+         The first figure ends when all jobs for tomorrow are parked. The second ends when the last job \
+         for now has gone, less the 2 s that these need at their pace. The broker is the bottleneck: it \
+         stores each copy in another quorum queue and takes the ack. Jobs that the first replicas park \
+         before the last one is ready are counted too, so the speed is a little too high. Memory is VmRSS, \
+         and its peak (VmHWM) from the start of the process, of the replica that has the most. The peak is \
+         also measured with 20 000 jobs for tomorrow, since it must not grow with the waiting jobs. The \
+         last two lines are separate scenes with one replica, in seconds from when it is ready; 20 jobs \
+         need 1.9 s at 10/s.",
     );
     for run in 1..=stage.runs {
         eprintln!("  park, run {run}");

@@ -47,12 +47,12 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "One replica, released exactly",
-        "One replica with all jobs waiting in its queue. The average rate is that of the arrivals at the API, \
-         from the first to the last. The lateness (release - slot) is what the daemon's own histogram says of \
-         all but the first moments; a bare thread that sleeps to absolute deadlines at the same rate (std's \
-         park_timeout, timer slack 1 ns, no spinning) runs in the bench at the same time, and its samples \
-         go through the same buckets and the same interpolation. At 5 000/s an average within 5 ms in 10 s \
-         counts as exact: that late may one release be by contract.",
+        "One replica has all jobs waiting in its queue. The average rate is that of the arrivals at the \
+         API, from the first to the last. The lateness (release - slot) is from the daemon's own \
+         histogram, without the first moments. A bare thread that sleeps to absolute deadlines at the same \
+         rate (std's park_timeout, timer slack 1 ns, no spinning) runs in the bench at the same time. Its \
+         samples go through the same buckets and the same interpolation. At 5 000/s an average within 5 ms \
+         in 10 s counts as exact, because one release may be late by that time.",
     );
     for run in 1..=stage.runs {
         for stretch in &STRETCHES {

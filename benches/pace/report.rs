@@ -121,10 +121,10 @@ fn parts(page: &str) -> BTreeMap<String, String> {
 fn head(machine: &Machine) -> String {
     let mut text = "# Benchmarks\n\n\
         `make bench` writes this page; every number on it comes from a run. A private Redis, a private RabbitMQ, \
-        the APIs, the release binary of `paced` and the loops that it is compared with share one machine, so that \
-        these are ratios and distances to compare, not capacities to plan with. A figure is the median of \
-        the runs, unless it must hold in every one (jobs lost, jobs doubled): then it is the worst. In \
-        parentheses stands the bound that it is to keep; what misses it is in bold.\n\n\
+        the APIs, the release binary of `paced` and the loops for comparison share one machine. So these are ratios \
+        and distances to compare, not capacities to plan with. A figure is the median of \
+        the runs. If it must hold in every run (jobs lost, jobs doubled), it is the worst. The bound of a figure \
+        is in parentheses; a figure that misses its bound is in bold.\n\n\
         | | |\n|---|---|\n"
         .to_owned();
     for (name, value) in &machine.0 {

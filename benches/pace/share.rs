@@ -62,14 +62,14 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "Four replicas, one pace",
-        "4 processes, 200/s, 2 000 jobs that are published when all are ready. Everything is counted at the \
-         API: the coefficient of variation of the intervals (0 is a metronome, 1 is Poisson), the most \
+        "4 processes, 200/s, 2 000 jobs that are published when all are ready. Everything is counted at \
+         the API: the coefficient of variation of the intervals (0 is a metronome, 1 is Poisson), the most \
          requests in any window, and the time from the first to the last request against 1 999 intervals. \
-         RabbitMQ gives each consumer a quarter of these jobs at once, so that over the whole run each must \
-         end near 25 %; the first half, when all still have jobs, shows who is faster. The far replica \
-         reaches Redis through a proxy that makes its round trips 2 ms longer; the stopped one gets SIGSTOP \
-         after 500 jobs and SIGCONT 5 s later. The 20-line loop makes one script call per job (a leaky \
-         bucket in Lua), sleeps on tokio's timer and sends.",
+         RabbitMQ gives each consumer a quarter of these jobs at once, so over the whole run each must end \
+         near 25 %. The first half, when all still have jobs, shows who is faster. The far replica reaches \
+         Redis through a proxy that makes its round trips 2 ms longer. The stopped one gets SIGSTOP after \
+         500 jobs and SIGCONT 5 s later. The 20-line loop makes one script call per job (a leaky bucket in \
+         Lua), sleeps on tokio's timer and sends.",
     );
     for run in 1..=stage.runs {
         for variant in Variant::ALL {

@@ -80,14 +80,14 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
     let mut section = Section::new(
         NAME,
         "A limit far too high to bind",
-        "60 000 jobs of 256 B (30 000 where the API takes its time) wait in a quorum queue; then the consumer starts, and the API counts from the \
-         first request to the last. Processor time is that of the consumer alone, user and system, over the \
-         same stretch; the servers and the API share the machine with it. The bare loop has paced's crates, \
-         prefetch 1000, the same requests, acks that nothing waits for, and no limit; the 20-line loop makes \
-         one script call per job besides; paced has a limit of 1 000 000/s on Redis. They take turns, six times in \
-         a run (once where the API takes its time), another one begins each time, and each second time they go \
-         in the opposite order; a figure of a run is the median \
-         of its turns, a ratio the median of the rounds' ratios.",
+        "60 000 jobs of 256 B (30 000 if the API takes its time) wait in a quorum queue. Then the consumer \
+         starts, and the API counts from the first request to the last. Processor time is that of the \
+         consumer alone, user and system, over the same time; the servers and the API share the machine \
+         with it. The bare loop has paced's crates, prefetch 1000, the same requests, acks that nothing \
+         waits for, and no limit. The 20-line loop also makes one script call per job. paced has a limit \
+         of 1 000 000/s on Redis. They take turns, six times in a run (once if the API takes its time). \
+         Another one begins each time, and every second time they go in the opposite order. A figure of a \
+         run is the median of its turns, a ratio the median of the rounds' ratios.",
     );
     section.lines = true;
     for run in 1..=stage.runs {
