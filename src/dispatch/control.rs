@@ -1,26 +1,31 @@
-//! Changes the options of a running dispatcher, and asks whether it still turns.
-
-use std::sync::Arc;
+//! Changes the options of a running dispatcher, and asks whether its loop still turns.
 
 use tokio::sync::watch;
 
 use super::Options;
-use super::pulse::{Beat, Pulse};
 
-type Latest = Option<Arc<Options>>;
+/// What was given to a dispatcher.
+#[derive(Debug, Default)]
+struct Given {
+    /// The options that it has not taken yet.
+    options: Option<Box<Options>>,
+    /// The number of questions whether its loop turns.
+    questions: u64,
+}
 
 /// A handle on a dispatcher, which may outlive the dispatcher.
 #[derive(Clone, Debug)]
 pub struct Control {
-    options: watch::Sender<Latest>,
-    pulse: Pulse,
+    given: watch::Sender<Given>,
+    /// The number of the last question that the loop has answered.
+    answered: watch::Sender<u64>,
 }
 
 /// The dispatcher's end of its handles.
 #[derive(Debug)]
-pub(super) struct OptionsReceiver {
+pub(super) struct ControlEnd {
     control: Control,
-    latest: watch::Receiver<Latest>,
+    given: watch::Receiver<Given>,
 }
 
 impl Control {
@@ -30,44 +35,93 @@ impl Control {
     ///
     /// The last of several calls in quick succession applies. Nothing happens once the dispatcher has ended.
     pub fn reload(&self, options: Options) {
-        self.options.send_replace(Some(Arc::new(options)));
+        self.given.send_modify(|given| given.options = Some(Box::new(options)));
     }
 
     /// Waits for a turn of the dispatcher's loop that begins after this call. A dispatcher that is not stuck takes one at
     /// once, whatever its jobs wait for; before [`Dispatcher::run`](super::Dispatcher::run), while it drains and after its
     /// end there is none, and this never returns. Cancel safe.
     pub async fn turn(&self) {
-        self.pulse.turn().await;
+        let mut answered = self.answered.subscribe();
+        let mut number = 0;
+        self.given.send_modify(|given| {
+            given.questions += 1;
+            number = given.questions;
+        });
+        // The sender is a field of `self`, so that this ends with an answer only.
+        let _ = answered.wait_for(|answered| *answered >= number).await;
     }
 }
 
-impl Default for OptionsReceiver {
+impl Default for ControlEnd {
     fn default() -> Self {
-        let (tell, latest) = watch::channel(None);
-        Self { control: Control { options: tell, pulse: Pulse::default() }, latest }
+        let (given, receiver) = watch::channel(Given::default());
+        Self { control: Control { given, answered: watch::Sender::new(0) }, given: receiver }
     }
 }
 
-impl OptionsReceiver {
+impl ControlEnd {
     pub(super) fn control(&self) -> Control {
         self.control.clone()
     }
 
-    /// The loop's side of [`Control::turn`].
-    pub(super) fn beat(&self) -> Beat {
-        self.control.pulse.beat()
+    /// Answers what was asked and returns the options that were given since the last call. The loop calls it in each
+    /// turn, so it takes a lock only if there is anything.
+    pub(super) fn take(&mut self) -> Option<Box<Options>> {
+        // There is always a sender, since this struct has one.
+        if !self.given.has_changed().unwrap_or(false) {
+            return None;
+        }
+        let questions = self.given.borrow_and_update().questions;
+        self.control.answered.send_replace(questions);
+        let mut options = None;
+        self.control.given.send_if_modified(|given| {
+            options = given.options.take();
+            false
+        });
+        options
     }
 
-    /// Waits for options that were given since the last call. Cancel safe.
-    pub(super) async fn next(&mut self) -> Arc<Options> {
-        loop {
-            // There is always a sender, since this struct has one.
-            if self.latest.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-            if let Some(options) = self.latest.borrow_and_update().clone() {
-                return options;
-            }
+    /// Waits until there is anything to [take](Self::take). Cancel safe.
+    pub(super) async fn changed(&mut self) {
+        if self.given.changed().await.is_err() {
+            std::future::pending().await
         }
+        self.given.mark_changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn only_a_turn_that_follows_a_question_answers_it() {
+        let mut end = ControlEnd::default();
+        let control = end.control();
+        assert!(end.take().is_none());
+        assert!(end.changed().now_or_never().is_none());
+        let mut turn = Box::pin(control.turn());
+        assert!(turn.as_mut().now_or_never().is_none());
+        // Until it is answered, each wait ends at once.
+        assert!(end.changed().now_or_never().is_some() && end.changed().now_or_never().is_some());
+        assert!(turn.as_mut().now_or_never().is_none());
+        assert!(end.take().is_none());
+        assert!(turn.now_or_never().is_some());
+        // That answer is not one to the next question.
+        assert!(control.turn().now_or_never().is_none());
+        assert!(end.changed().now_or_never().is_some());
+    }
+
+    #[test]
+    fn one_turn_answers_all_who_asked() {
+        let mut end = ControlEnd::default();
+        let control = end.control();
+        let (mut one, mut two) = (Box::pin(control.turn()), Box::pin(control.turn()));
+        assert!(one.as_mut().now_or_never().is_none() && two.as_mut().now_or_never().is_none());
+        assert!(end.take().is_none());
+        assert!(one.now_or_never().is_some() && two.now_or_never().is_some());
     }
 }

@@ -85,10 +85,9 @@ impl Entry {
     pub(super) fn renew_end(&mut self) {
         let patience = self.patience();
         let ends = self.job.times.deadline.into_iter().chain(patience).min();
-        let (now, wall) = (Instant::now(), wall_now());
         // It has ended once that time has passed.
         let end = |at: Micros| End {
-            at: now + at.since(wall) + Duration::from_millis(1),
+            at: Instant::now() + at.since(wall_now()) + Duration::from_millis(1),
             is_early: !self.is_tried() && self.job.times.deadline.is_none_or(|deadline| at < deadline),
         };
         self.request.end = ends.map(end);

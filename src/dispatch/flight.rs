@@ -87,7 +87,8 @@ impl Flight {
     pub(super) async fn run(self: Box<Self>) {
         let Some(mut cleared) = self.check().await else { return };
         let outcome = cleared.release().await;
-        cleared.context.meters.dispatched(&outcome, cleared.place.end.since.elapsed());
+        let end = &cleared.place.end;
+        cleared.context.meters.dispatched(&outcome, end.took.unwrap_or_else(|| end.since.elapsed()));
         cleared.settle(outcome).await;
     }
 

@@ -22,7 +22,6 @@ mod intake;
 mod job_log;
 mod meters;
 mod preflight;
-mod pulse;
 mod retry;
 mod source;
 mod totals;
@@ -41,7 +40,7 @@ use crate::pace::{PlanLimits, Prefetch, Settings};
 use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
-use control::OptionsReceiver;
+use control::ControlEnd;
 use view::Board;
 
 pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
@@ -104,7 +103,7 @@ pub struct Dispatcher {
     store: Arc<dyn Store>,
     sink: Arc<dyn Sink>,
     clock: Arc<dyn ReleaseClock>,
-    news: OptionsReceiver,
+    control: ControlEnd,
     board: Board,
     peers: Peers,
 }
@@ -151,8 +150,8 @@ impl Dispatcher {
         clock: Arc<dyn ReleaseClock>,
     ) -> Self {
         let board = Board::new(options.settings());
-        let (news, peers) = (OptionsReceiver::default(), Peers::default());
-        Self { options, store, sink, clock, news, board, peers }
+        let (control, peers) = (ControlEnd::default(), Peers::default());
+        Self { options, store, sink, clock, control, board, peers }
     }
 
     /// A view of what the dispatcher does while it runs, and of the last of it once it has ended.
@@ -168,7 +167,7 @@ impl Dispatcher {
 
     /// A handle that changes the options while the dispatcher runs.
     pub fn control(&self) -> Control {
-        self.news.control()
+        self.control.control()
     }
 
     /// Runs until the source ends and all of its jobs are settled, or until `stop`: then jobs whose slots come soon

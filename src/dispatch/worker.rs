@@ -12,13 +12,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::control::OptionsReceiver;
+use super::control::ControlEnd;
 use super::entry::Entry;
 use super::flight::{self, Doomed, Event, Flight, FlightContext, FlightGuard};
 use super::intake::{Intake, Taken};
 use super::meters::Meters;
 use super::preflight::{JobAdmission, Preflight};
-use super::pulse::Beat;
 use super::source::{DeadLetter, Delivery, ParkReason, Source};
 use super::{Dispatcher, Drained};
 use crate::failpoint;
@@ -77,8 +76,7 @@ struct Inputs {
     stop: CancellationToken,
     wakeups: Wakeups,
     events: mpsc::UnboundedReceiver<Event>,
-    news: OptionsReceiver,
-    beat: Beat,
+    control: ControlEnd,
 }
 
 impl Flights {
@@ -107,12 +105,11 @@ async fn ended(work: &mut Option<BoxFuture<'static, ()>>) {
 impl Worker {
     /// Runs a dispatcher's parts until the source ends and all is settled, or until `stop`.
     pub(super) async fn run(mut parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
-        let news = std::mem::take(&mut parts.news);
+        let control = std::mem::take(&mut parts.control);
         let clock = Arc::clone(&parts.clock);
         let (worker, events) = Self::new(parts);
         let wakeups = worker.engine.wakeups(&*clock);
-        let beat = news.beat();
-        let inputs = Inputs { stop, wakeups, events, news, beat };
+        let inputs = Inputs { stop, wakeups, events, control };
         let span = worker.engine.span();
         worker.listen(source, inputs).instrument(span).await
     }
@@ -158,7 +155,9 @@ impl Worker {
         loop {
             failpoint::held().await;
             // Not a branch below: inputs that come all the time would put it off.
-            inputs.beat.answer();
+            if let Some(options) = inputs.control.take() {
+                self.reload(*options);
+            }
             let now = Instant::now();
             self.tick(now, &source);
             if ends_at.is_some_and(|end| now >= end || !self.engine.has_slots_by(end)) {
@@ -170,7 +169,7 @@ impl Worker {
             self.tick_halt(&mut source, now);
             self.report(now);
             let own = self.wake_at().into_iter().chain(ends_at).min();
-            let Inputs { stop, wakeups, events, news, beat } = &mut inputs;
+            let Inputs { stop, wakeups, events, control } = &mut inputs;
             tokio::select! {
                 biased;
                 () = stop.cancelled(), if ends_at.is_none() => {
@@ -185,8 +184,7 @@ impl Worker {
                     more.take(MAX_INPUTS_PER_TURN).for_each(|event| self.note(event));
                 }
                 Some(step) = self.halt.steps.next() => self.stepped(step),
-                options = news.next() => self.reload((*options).clone()),
-                () = beat.asked() => {}
+                () = control.changed() => {}
                 () = ended(&mut self.opened) => self.engine.on_opened(),
                 () = self.engine.next(wakeups, own) => self.apply(),
                 delivery = source.next(), if is_open && ends_at.is_none() => {

@@ -1,6 +1,10 @@
 //! Options that change while jobs are in progress.
 
+use futures_util::FutureExt as _;
+
 use super::*;
+use crate::dispatch::Options;
+use crate::dispatch::control::ControlEnd;
 
 #[tokio::test(start_paused = true)]
 async fn what_is_reloaded_counts_from_the_next_slot_on() {
@@ -54,4 +58,19 @@ async fn a_dispatcher_takes_turns_whatever_it_waits_for_until_its_end() {
     bench.end();
     assert_eq!(done.await.unwrap().unfinished, 0);
     assert!(tokio::time::timeout(Duration::from_secs(3600), control.turn()).await.is_err());
+}
+
+#[test]
+fn options_are_taken_once_and_the_last_of_several_applies() {
+    let mut end = ControlEnd::default();
+    let control = end.control();
+    for concurrency in [1, 2] {
+        let options = Bench::new("10/s", Duration::ZERO).options;
+        control.reload(Options { concurrency, ..options });
+    }
+    assert!(end.changed().now_or_never().is_some());
+    assert_eq!(end.take().map(|options| options.concurrency), Some(2));
+    assert!(control.turn().now_or_never().is_none());
+    assert!(end.changed().now_or_never().is_some());
+    assert!(end.take().is_none() && end.changed().now_or_never().is_none());
 }

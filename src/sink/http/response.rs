@@ -181,34 +181,44 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
 /// The outcome of an answer with this status, about which this was decided.
 fn judged(status: StatusCode, decision: Decision, response: Option<Response>, remark: Remark) -> Outcome {
     let Decision { is, wait, by } = decision;
-    let (code, mut detail) = (status.as_u16(), format!("the downstream answered {status}"));
-    if let By::Rule(_) = by {
-        detail.push_str(&format!(", which is {} by {by}", is.word()));
-    } else if is == Meaning::Dead && status.is_redirection() {
-        detail.push_str("; redirects are not followed, set `base_url` to their target");
-    }
-    let remark = remark.text();
-    if let Some(remark) = remark.as_ref().filter(|_| is != Meaning::Delivered) {
-        detail.push_str("; ");
-        detail.push_str(remark);
-    }
+    let (code, remark) = (status.as_u16(), remark.text());
+    // Not for a delivery, as most answers are.
+    let detail = || detail(status, is, by, remark.as_deref());
     match is {
         Meaning::Delivered => {
             let response = response.unwrap_or_else(|| Response { status: code, ..Response::default() });
             Outcome::Delivered(Receipt { response, rest: wait, remark })
         }
         Meaning::Throttled => {
-            Outcome::Throttled { detail, status: code, after: wait, is_final: false, response }
+            Outcome::Throttled { detail: detail(), status: code, after: wait, is_final: false, response }
         }
         Meaning::Dead if wait.is_some() => {
-            Outcome::Throttled { detail, status: code, after: wait, is_final: true, response }
+            Outcome::Throttled { detail: detail(), status: code, after: wait, is_final: true, response }
         }
         Meaning::Retry => {
-            Outcome::Retry { reason: "status", detail, status: Some(code), after: wait, response }
+            let status = Some(code);
+            Outcome::Retry { reason: "status", detail: detail(), status, after: wait, response }
         }
-        Meaning::Unauthorized => Outcome::Unauthorized { detail, status: code, response },
-        Meaning::Dead => Outcome::Dead { reason: Reason::Status, detail, status: Some(code), response },
+        Meaning::Unauthorized => Outcome::Unauthorized { detail: detail(), status: code, response },
+        Meaning::Dead => {
+            Outcome::Dead { reason: Reason::Status, detail: detail(), status: Some(code), response }
+        }
     }
+}
+
+/// What people are told of an answer that is no delivery.
+fn detail(status: StatusCode, is: Meaning, by: By, remark: Option<&str>) -> String {
+    let mut detail = format!("the downstream answered {status}");
+    if let By::Rule(_) = by {
+        detail.push_str(&format!(", which is {} by {by}", is.word()));
+    } else if is == Meaning::Dead && status.is_redirection() {
+        detail.push_str("; redirects are not followed, set `base_url` to their target");
+    }
+    if let Some(remark) = remark {
+        detail.push_str("; ");
+        detail.push_str(remark);
+    }
+    detail
 }
 
 /// The response for a reply. One that was decoded has neither the codings nor the length of what was sent.
