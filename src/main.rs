@@ -11,11 +11,6 @@ mod telemetry;
 
 use std::process::ExitCode;
 
-/// The memory of a job is seldom freed by the thread that took it, for which the allocator of the C library needs more
-/// processor time.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     cli::main()
 }

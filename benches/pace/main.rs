@@ -38,10 +38,6 @@ use clap::{Parser, ValueEnum};
 use figures::Section;
 use stage::Stage;
 
-/// That of the daemon, so that the loops beside it have it too.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Measures paced on private servers.
 #[derive(Debug, Parser)]
 #[command(name = "pace", max_term_width = 100)]
