@@ -4,10 +4,9 @@ use tokio::sync::watch;
 
 use super::Options;
 
-/// What was given to a dispatcher.
+/// The options and questions that a dispatcher has not taken yet.
 #[derive(Debug, Default)]
-struct Given {
-    /// The options that it has not taken yet.
+struct Pending {
     options: Option<Box<Options>>,
     /// The number of questions whether its loop turns.
     questions: u64,
@@ -16,7 +15,7 @@ struct Given {
 /// A handle on a dispatcher, which may outlive the dispatcher.
 #[derive(Clone, Debug)]
 pub struct Control {
-    given: watch::Sender<Given>,
+    pending: watch::Sender<Pending>,
     /// The number of the last question that the loop has answered.
     answered: watch::Sender<u64>,
 }
@@ -25,7 +24,7 @@ pub struct Control {
 #[derive(Debug)]
 pub(super) struct ControlEnd {
     control: Control,
-    given: watch::Receiver<Given>,
+    pending: watch::Receiver<Pending>,
 }
 
 impl Control {
@@ -35,18 +34,18 @@ impl Control {
     ///
     /// The last of several calls in quick succession applies. Nothing happens once the dispatcher has ended.
     pub fn reload(&self, options: Options) {
-        self.given.send_modify(|given| given.options = Some(Box::new(options)));
+        self.pending.send_modify(|pending| pending.options = Some(Box::new(options)));
     }
 
     /// Waits for a turn of the dispatcher's loop that begins after this call. A dispatcher that is not stuck takes one at
     /// once, whatever its jobs wait for; before [`Dispatcher::run`](super::Dispatcher::run), while it drains and after its
-    /// end there is none, and this never returns. Cancel safe.
+    /// end there is none, and this never returns. It does not wait until options are in force. Cancel safe.
     pub async fn turn(&self) {
         let mut answered = self.answered.subscribe();
         let mut number = 0;
-        self.given.send_modify(|given| {
-            given.questions += 1;
-            number = given.questions;
+        self.pending.send_modify(|pending| {
+            pending.questions += 1;
+            number = pending.questions;
         });
         // The sender is a field of `self`, so that this ends with an answer only.
         let _ = answered.wait_for(|answered| *answered >= number).await;
@@ -55,8 +54,8 @@ impl Control {
 
 impl Default for ControlEnd {
     fn default() -> Self {
-        let (given, receiver) = watch::channel(Given::default());
-        Self { control: Control { given, answered: watch::Sender::new(0) }, given: receiver }
+        let (pending, receiver) = watch::channel(Pending::default());
+        Self { control: Control { pending, answered: watch::Sender::new(0) }, pending: receiver }
     }
 }
 
@@ -69,14 +68,14 @@ impl ControlEnd {
     /// turn, so it takes a lock only if there is anything.
     pub(super) fn take(&mut self) -> Option<Box<Options>> {
         // There is always a sender, since this struct has one.
-        if !self.given.has_changed().unwrap_or(false) {
+        if !self.pending.has_changed().unwrap_or(false) {
             return None;
         }
-        let questions = self.given.borrow_and_update().questions;
+        let questions = self.pending.borrow_and_update().questions;
         self.control.answered.send_replace(questions);
         let mut options = None;
-        self.control.given.send_if_modified(|given| {
-            options = given.options.take();
+        self.control.pending.send_if_modified(|pending| {
+            options = pending.options.take();
             false
         });
         options
@@ -84,10 +83,10 @@ impl ControlEnd {
 
     /// Waits until there is anything to [take](Self::take). Cancel safe.
     pub(super) async fn changed(&mut self) {
-        if self.given.changed().await.is_err() {
+        if self.pending.changed().await.is_err() {
             std::future::pending().await
         }
-        self.given.mark_changed();
+        self.pending.mark_changed();
     }
 }
 

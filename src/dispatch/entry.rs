@@ -138,7 +138,7 @@ impl Entry {
 
     /// Finds out what this replica has done for a message that came; `None` if somebody is at work for it, who has its ticket
     /// now. The attempts that it has had are counted on.
-    pub(super) fn claim(mut self, unsettled: &Arc<Unsettled>) -> Option<(Self, Known)> {
+    pub(super) fn claim(mut self: Box<Self>, unsettled: &Arc<Unsettled>) -> Option<(Box<Self>, Known)> {
         let message = Message { job: &self.job, has_own_id: self.has_own_id };
         let (ticket, known) = unsettled.claim(message, self.ticket)?;
         self.ticket = ticket;

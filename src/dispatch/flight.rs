@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 mod event;
@@ -28,6 +29,7 @@ use crate::time::{Deadline, Micros, wall_now};
 pub(super) use event::{Event, FlightGuard, Refused};
 pub(super) use letter::{Doomed, Logs, bury, dead_letter};
 use outcome::{contact, is_answered, naming};
+use settling::ended;
 pub(super) use settling::settle_delivered;
 
 /// The parts that all flights of a downstream share.
@@ -68,7 +70,7 @@ impl Successes {
 pub(super) struct Flight {
     context: Arc<FlightContext>,
     place: FlightGuard,
-    entry: Entry,
+    entry: Box<Entry>,
     slot: Micros,
     deadline: Deadline,
     /// How long after its slot it was handed over, once it was.
@@ -76,24 +78,23 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// A flight is boxed because it passes through many futures: each of them holds a pointer.
-    pub(super) fn new(context: Arc<FlightContext>, place: FlightGuard, held: Held<Entry>) -> Box<Self> {
+    pub(super) fn new(context: Arc<FlightContext>, place: FlightGuard, held: Held<Box<Entry>>) -> Self {
         let Held { waiter: mut entry, slot, deadline } = held;
         entry.begin(&context.unsettled);
-        Box::new(Self { context, place, entry, slot, deadline, late: None })
+        Self { context, place, entry, slot, deadline, late: None }
     }
 
     /// Checks the job once more, releases it to the sink, and settles it by the outcome.
-    pub(super) async fn run(self: Box<Self>) {
+    pub(super) async fn run(self) {
         let Some(mut cleared) = self.check().await else { return };
         let outcome = cleared.release().await;
         let end = &cleared.place.end;
         cleared.context.meters.dispatched(&outcome, end.took.unwrap_or_else(|| end.since.elapsed()));
-        cleared.settle(outcome).await;
+        ended(cleared.settle(outcome)).await;
     }
 
     /// The check before the hand-over: whether the job is still live, and its slot still valid and due.
-    async fn check(self: Box<Self>) -> Option<Box<Self>> {
+    async fn check(self) -> Option<Self> {
         let preflight = &self.context.preflight;
         if !self.entry.ticket.is_live() {
             self.abandon(Abandoned::Stale);
@@ -195,7 +196,7 @@ impl Flight {
     }
 
     /// Gives up the slot: the job waits for another one.
-    fn give_up(mut self: Box<Self>) {
+    fn give_up(mut self) {
         self.entry.land(Instant::now());
         let (downstream, late) = (&self.context.downstream, self.deadline.late());
         tracing::debug!(downstream, ?late, "slot not used; reserving another one");
@@ -203,19 +204,20 @@ impl Flight {
     }
 
     /// Settles a job that was cancelled before it was handed over.
-    async fn discard(mut self: Box<Self>) {
+    async fn discard(mut self) {
         self.entry.adopt();
         let report = self.report(None);
-        let Self { context, place, entry, .. } = *self;
+        let Self { context, place, entry, .. } = self;
         drop(place);
         discard((&context.downstream, &context.meters), entry.ticket, &entry.job, report).await;
     }
 
-    async fn settle(self: Box<Self>, outcome: Outcome) {
+    /// Settles by the outcome, and returns what is to be waited for. For most jobs there is nothing, and a future for it
+    /// would make that of every flight large.
+    fn settle(self, outcome: Outcome) -> Option<BoxFuture<'static, ()>> {
         match outcome {
-            Outcome::Delivered(receipt) => self.deliver(receipt).await,
-            // Its future is large, and few jobs need it.
-            outcome => Box::pin(self.settle_any(outcome)).await,
+            Outcome::Delivered(receipt) => self.deliver(receipt),
+            outcome => Some(Box::pin(self.settle_any(outcome))),
         }
     }
 }

@@ -33,11 +33,11 @@ pub(super) struct Intake {
 /// The result of taking in a message.
 pub(super) enum Taken {
     /// The job may be released as soon as there is a slot.
-    Ready(Entry),
+    Ready(Box<Entry>),
     /// The job may be released from this instant on.
-    Later(Instant, Entry),
+    Later(Instant, Box<Entry>),
     /// Its deadline has passed.
-    Expired(Entry, DeadLetter),
+    Expired(Box<Entry>, DeadLetter),
     /// The message is no job; the flag says whether a producer waits for the outcome.
     Dead(Box<dyn Ticket>, DeadLetter, bool),
 }
@@ -110,7 +110,8 @@ impl Intake {
         let reason = stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
         let hold = Hold { since, may_park: true, reason };
         let track = Track::default();
-        let mut entry = Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track };
+        let mut entry =
+            Box::new(Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track });
         entry.renew_end();
         let report = Report { attempts: attempts.sent, ..Report::UNSENT };
         match (deadline, not_before) {

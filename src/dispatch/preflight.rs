@@ -37,10 +37,10 @@ pub(super) struct JobAdmission<'a> {
     pub(super) preflight: &'a Preflight,
 }
 
-impl Admission<Entry> for JobAdmission<'_> {
+impl Admission<Box<Entry>> for JobAdmission<'_> {
     /// Whether a job may still get a slot. One that was cancelled, or has ended, would waste it. A job
     /// that was decoded under other limits, and costs more than the present ones can hold, would never get one.
-    fn admits(&self, entry: &Entry) -> bool {
+    fn admits(&self, entry: &Box<Entry>) -> bool {
         let has_end = entry.job.times.deadline.is_some() || entry.patience().is_some();
         let is_void = (has_end && entry.has_ended(wall_now())) || self.preflight.is_cancelled(&entry.job.id);
         !is_void && self.intake.fits(entry).is_ok()

@@ -42,9 +42,9 @@ const MAX_INPUTS_PER_TURN: usize = 32;
 
 /// A running dispatcher.
 pub(super) struct Worker {
-    engine: Engine<Entry>,
+    engine: Engine<Box<Entry>>,
     /// A buffer for effects, which is empty between calls.
-    effects: Vec<Effect<Entry>>,
+    effects: Vec<Effect<Box<Entry>>>,
     context: Arc<FlightContext>,
     intake: Intake,
     halt: Halt,
@@ -304,7 +304,7 @@ impl Worker {
     }
 
     /// Dead-letters a job that needs no slot, with this answer if a producer waits for one.
-    fn bury(&self, mut entry: Entry, letter: DeadLetter, response: Option<Response>) {
+    fn bury(&self, mut entry: Box<Entry>, letter: DeadLetter, response: Option<Response>) {
         // If its message is delivered again meanwhile, this settles it.
         entry.begin(&self.context.unsettled);
         let (context, doomed) = (Arc::clone(&self.context), Doomed::of(entry));

@@ -100,3 +100,22 @@ pub(crate) trait Waiter {
         self.request().end
     }
 }
+
+/// A waiter that is large is boxed: it passes through many queues and calls, which then move a pointer.
+impl<W: Waiter> Waiter for Box<W> {
+    fn request(&self) -> &SlotRequest {
+        (**self).request()
+    }
+
+    fn request_mut(&mut self) -> &mut SlotRequest {
+        (**self).request_mut()
+    }
+
+    fn is_live(&self) -> bool {
+        (**self).is_live()
+    }
+
+    fn may_wait_elsewhere(&self) -> bool {
+        (**self).may_wait_elsewhere()
+    }
+}

@@ -19,17 +19,17 @@ use crate::time::{Deadline, Micros};
 #[derive(Debug)]
 pub(in crate::dispatch) enum Event {
     /// The slot was given up: the job waits for another one, in its old position.
-    Back(Entry),
+    Back(Box<Entry>),
     /// Nothing was sent at this slot, which was granted for this lane and cost.
     Unused { lane: LaneId, cost: JobCost, slot: Micros },
     /// The job failed and is tried again later.
-    Retry(Instant, Entry),
+    Retry(Instant, Box<Entry>),
     /// The downstream throttled the job, which is tried again later.
-    Throttled(Instant, Entry),
+    Throttled(Instant, Box<Entry>),
     /// A job is parked, or its message is not live any more.
     Parked,
     /// The job cannot be parked: it waits here until this instant.
-    Unparked(Instant, Entry),
+    Unparked(Instant, Box<Entry>),
     /// The downstream asks for a pause until this instant.
     Pause(Deadline),
     /// The downstream throttles, and does not say for how long. This is when the job was sent.
@@ -43,7 +43,7 @@ pub(in crate::dispatch) enum Event {
 /// A job that was refused, and the dead letter that it becomes if the job itself is at fault.
 #[derive(Debug)]
 pub(in crate::dispatch) struct Refused {
-    pub(in crate::dispatch) entry: Entry,
+    pub(in crate::dispatch) entry: Box<Entry>,
     pub(in crate::dispatch) sent: Instant,
     pub(in crate::dispatch) letter: DeadLetter,
     pub(in crate::dispatch) response: Response,
@@ -82,7 +82,7 @@ pub(in crate::dispatch) struct FlightGuard {
 
 impl Event {
     /// The job that was put back with it, if any. It is ready from the instant on until which it waits.
-    pub(in crate::dispatch) fn into_entry(self) -> Option<Entry> {
+    pub(in crate::dispatch) fn into_entry(self) -> Option<Box<Entry>> {
         match self {
             Self::Back(entry) => Some(entry),
             Self::Retry(due, mut entry)

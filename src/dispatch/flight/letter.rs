@@ -24,8 +24,8 @@ pub(in crate::dispatch) struct Doomed {
 
 impl Doomed {
     /// A job.
-    pub(in crate::dispatch) fn of(entry: Entry) -> Self {
-        let Entry { job, has_own_id, ticket, track, .. } = entry;
+    pub(in crate::dispatch) fn of(entry: Box<Entry>) -> Self {
+        let Entry { job, has_own_id, ticket, track, .. } = *entry;
         Self { ticket, id: Some(job.id.clone()), has_own_id, track }
     }
 

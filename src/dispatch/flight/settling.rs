@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::letter::Doomed;
@@ -16,7 +17,7 @@ use crate::dispatch::source::{DeadLetter, Report};
 use crate::dispatch::unsettled::{Delivered, LeftOver};
 use crate::job::{Job, Reason};
 use crate::sink::{Outcome, Receipt, Response};
-use crate::time::{Deadline, wall_now};
+use crate::time::{Deadline, Micros, wall_now};
 
 /// How often a job with an unintelligible answer is repeated: each time the work may have been done.
 const MAX_UNREADABLE: u32 = 1;
@@ -26,13 +27,13 @@ const MAX_OUTDATED: u32 = 3;
 
 impl Flight {
     /// Settles by any outcome.
-    pub(super) async fn settle_any(mut self: Box<Self>, outcome: Outcome) {
+    pub(super) async fn settle_any(mut self, outcome: Outcome) {
         let context = Arc::clone(&self.context);
         let retry = &context.retry;
         // One that is refused with any credentials may be at fault itself.
         let is_old = self.entry.attempts.refusals.outdated >= MAX_OUTDATED;
         match if is_old { about_job(outcome) } else { outcome } {
-            Outcome::Delivered(receipt) => self.deliver(receipt).await,
+            Outcome::Delivered(receipt) => ended(self.deliver(receipt)).await,
             Outcome::Missed => self.give_up(),
             Outcome::Unreachable { detail } => {
                 context.meters.retry("connect");
@@ -113,14 +114,9 @@ impl Flight {
     }
 
     /// Reports that the credentials were refused, with the dead letter that the job becomes if it is at fault itself.
-    fn refuse(
-        self: Box<Self>,
-        why: (Reason, String, Option<u16>),
-        response: Option<Response>,
-        is_blameless: bool,
-    ) {
+    fn refuse(self, why: (Reason, String, Option<u16>), response: Option<Response>, is_blameless: bool) {
         let (letter, response) = self.letter(why, response);
-        let Self { place, mut entry, .. } = *self;
+        let Self { place, mut entry, .. } = self;
         entry.land(Instant::now());
         let sent = place.end.since;
         place.send(Event::Refused(Box::new(Refused { entry, sent, letter, response, is_blameless })));
@@ -136,38 +132,41 @@ impl Flight {
         (DeadLetter::new(reason, detail, self.report(status)).with_response(excerpt), response)
     }
 
-    /// The reply is confirmed first, then the job is acked.
-    pub(super) async fn deliver(self: Box<Self>, receipt: Receipt) {
+    /// Acks the job; if its producer waits for a reply, returns what confirms that first.
+    pub(super) fn deliver(self, receipt: Receipt) -> Option<BoxFuture<'static, ()>> {
         if let Some(rest) = receipt.rest {
             self.pause(rest);
         }
         let report = self.report(Some(receipt.response.status));
-        let Self { context, place, entry, late, .. } = *self;
+        let Self { context, place, entry, late, .. } = self;
         // The send is over: a reply that takes long must not hold up others.
         context.successes.note(place.end.since);
         drop(place);
-        let (first_seen, is_replied) = (entry.first_seen, entry.job.reply.is_none());
-        let remark = receipt.remark.clone();
-        let outcome = Delivered { receipt, report, is_replied };
-        let note = |job: &Job| {
-            context.meters.delivered();
-            if let Some(remark) = &remark {
-                context.logs.delivered(&context.downstream, &job.id, remark);
+        let record = Record { report, remark: receipt.remark.clone(), first_seen: entry.first_seen, late };
+        let is_replied = entry.job.reply.is_none();
+        let sent = Delivered { receipt, report, is_replied };
+        if is_replied {
+            let mut record = Some(|job: &Job| record.note(&context, job));
+            let mut left = Some((entry, sent));
+            while let Some((mut entry, sent)) = left.take() {
+                entry.adopt();
+                left = end(entry, sent, &mut record);
             }
-            let waited = || wall_now().since(first_seen);
-            job_log::delivered(&context.downstream, &job.id, report, waited, late);
-        };
-        settle_delivered(&context, entry, outcome, note).await;
+            return None;
+        }
+        Some(Box::pin(async move {
+            settle_delivered(&context, entry, sent, |job| record.note(&context, job)).await;
+        }))
     }
 
     /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead. So is a job
     /// that would be too old by then.
     async fn try_again(
-        mut self: Box<Self>,
+        mut self,
         mut wait: Option<Duration>,
         mut detail: String,
         (status, response): (Option<u16>, Option<Response>),
-        event: impl FnOnce(Instant, Entry) -> Event,
+        event: impl FnOnce(Instant, Box<Entry>) -> Event,
     ) {
         let retry = &self.context.retry;
         if wait.is_some_and(|wait| retry.is_too_old(self.entry.age.born, wall_now().plus(wait))) {
@@ -189,13 +188,13 @@ impl Flight {
     }
 
     /// Dead-letters the job for this reason.
-    async fn die(self: Box<Self>, why: (Reason, String, Option<u16>), response: Option<Response>) {
+    async fn die(self, why: (Reason, String, Option<u16>), response: Option<Response>) {
         let (letter, response) = self.letter(why, response);
         self.dead_letter(letter, response).await;
     }
 
-    pub(super) async fn dead_letter(self: Box<Self>, letter: DeadLetter, response: Response) {
-        let Self { context, place, entry, .. } = *self;
+    pub(super) async fn dead_letter(self, letter: DeadLetter, response: Response) {
+        let Self { context, place, entry, .. } = self;
         drop(place);
         let response = entry.job.reply.is_some().then_some(response);
         dead_letter(context, Doomed::of(entry), letter, response).await;
@@ -207,11 +206,37 @@ impl Flight {
     }
 }
 
+/// Waits for what is left of a settlement, if anything is.
+pub(super) async fn ended(rest: Option<BoxFuture<'static, ()>>) {
+    if let Some(rest) = rest {
+        rest.await;
+    }
+}
+
+/// What is noted of a job that was delivered.
+struct Record {
+    report: Report,
+    remark: Option<String>,
+    first_seen: Micros,
+    late: Option<Duration>,
+}
+
+impl Record {
+    fn note(self, context: &FlightContext, job: &Job) {
+        context.meters.delivered();
+        if let Some(remark) = &self.remark {
+            context.logs.delivered(&context.downstream, &job.id, remark);
+        }
+        let waited = || wall_now().since(self.first_seen);
+        job_log::delivered(&context.downstream, &job.id, self.report, waited, self.late);
+    }
+}
+
 /// Settles a job that was delivered: the reply is confirmed first, then it is noted, then acked. If its channel is lost
 /// meanwhile, the rest is done once its message is delivered again.
 pub(in crate::dispatch) async fn settle_delivered(
     context: &FlightContext,
-    mut entry: Entry,
+    mut entry: Box<Entry>,
     mut sent: Delivered,
     note: impl FnOnce(&Job),
 ) {
@@ -222,20 +247,33 @@ pub(in crate::dispatch) async fn settle_delivered(
         if !sent.is_replied && entry.ticket.is_live() {
             sent.is_replied = entry.ticket.reply(&sent.receipt.response).await;
         }
-        if sent.is_replied || !entry.ticket.is_live() {
-            note.take().into_iter().for_each(|note| note(&entry.job));
+        let Some(left) = end(entry, sent, &mut note) else { return };
+        (entry, sent) = left;
+    }
+}
+
+/// Notes and acks a job that was delivered and replied to. If its channel is lost, what is left is remembered, or returned
+/// if its message was delivered again meanwhile.
+fn end(
+    mut entry: Box<Entry>,
+    sent: Delivered,
+    note: &mut Option<impl FnOnce(&Job)>,
+) -> Option<(Box<Entry>, Delivered)> {
+    if sent.is_replied || !entry.ticket.is_live() {
+        note.take().into_iter().for_each(|note| note(&entry.job));
+    }
+    if sent.is_replied && entry.ticket.is_live() {
+        entry.track.end();
+        entry.ticket.ack(sent.receipt, sent.report);
+        return None;
+    }
+    let track = std::mem::take(&mut entry.track);
+    match track.leave(entry.has_own_id, LeftOver::Delivered(sent)) {
+        Some((track, ticket, LeftOver::Delivered(rest))) => {
+            (entry.track, entry.ticket) = (track, ticket);
+            Some((entry, rest))
         }
-        if sent.is_replied && entry.ticket.is_live() {
-            entry.track.end();
-            return entry.ticket.ack(sent.receipt, sent.report);
-        }
-        let track = std::mem::take(&mut entry.track);
-        match track.leave(entry.has_own_id, LeftOver::Delivered(sent)) {
-            Some((track, ticket, LeftOver::Delivered(rest))) => {
-                (entry.track, entry.ticket, sent) = (track, ticket, rest);
-            }
-            _ => return,
-        }
+        _ => None,
     }
 }
 

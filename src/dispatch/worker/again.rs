@@ -13,7 +13,7 @@ use crate::dispatch::unsettled::{Known, LeftOver};
 impl Worker {
     /// The job, and from when on it may be sent if it waited here before; unless its message was delivered again and this
     /// replica settles it otherwise, or it was cancelled.
-    pub(super) fn unless_ended(&self, entry: Entry) -> Option<(Entry, Option<Instant>)> {
+    pub(super) fn unless_ended(&self, entry: Box<Entry>) -> Option<(Box<Entry>, Option<Instant>)> {
         let id = entry.ticket.is_redelivered().then(|| entry.job.id.clone());
         let (downstream, context) = (&self.context.downstream, Arc::clone(&self.context));
         let Some((mut entry, known)) = entry.claim(&context.unsettled) else {

@@ -9,7 +9,7 @@ use crate::dispatch::source::Report;
 
 impl Worker {
     /// The job, unless it was cancelled: then it is settled.
-    pub(super) fn unless_cancelled(&self, entry: Entry) -> Option<Entry> {
+    pub(super) fn unless_cancelled(&self, entry: Box<Entry>) -> Option<Box<Entry>> {
         if self.context.preflight.is_cancelled(&entry.job.id) {
             self.discard(entry);
             return None;
@@ -18,10 +18,10 @@ impl Worker {
     }
 
     /// Settles a job that was cancelled.
-    fn discard(&self, entry: Entry) {
+    fn discard(&self, entry: Box<Entry>) {
         let context = Arc::clone(&self.context);
         let report = Report { attempts: entry.attempts.sent, ..Report::UNSENT };
-        let Entry { job, ticket, .. } = entry;
+        let Entry { job, ticket, .. } = *entry;
         self.flights.spawn(async move {
             discard((&context.downstream, &context.meters), ticket, &job, report).await;
         });

@@ -31,7 +31,7 @@ impl Worker {
     ) -> Drained {
         let end = Instant::now() + self.flights.drain_timeout;
         self.context.unsettled.closing().end_streams();
-        let mut entries: Vec<Entry> = self.engine.drain();
+        let mut entries: Vec<Box<Entry>> = self.engine.drain();
         // The source is stopped first, or jobs that are given back would come straight back. What the store takes back
         // is of use to others only in time.
         let closing =
@@ -100,7 +100,7 @@ impl Worker {
 
     /// Gives a job back to its broker. One that has been sent is parked until its next attempt is due, since a job
     /// that is given back loses the count of its attempts.
-    fn give_back(&mut self, entry: Entry) {
+    fn give_back(&mut self, entry: Box<Entry>) {
         if entry.attempts.sent > 0 && entry.can_park() && !self.flights.abandon.is_cancelled() {
             return self.park(entry.since(), ParkReason::Restart, entry);
         }

@@ -80,7 +80,7 @@ impl Halt {
     }
 
     /// Takes out the jobs kept for trials that `is_meant` selects.
-    pub(super) fn take_if(&mut self, is_meant: impl Fn(&Entry) -> bool) -> impl Iterator<Item = Entry> {
+    pub(super) fn take_if(&mut self, is_meant: impl Fn(&Entry) -> bool) -> impl Iterator<Item = Box<Entry>> {
         self.candidates.take_if(is_meant)
     }
 
@@ -225,7 +225,7 @@ impl Worker {
         self.halt.steps.clear();
         self.halt.is_crowded = false;
         // The jobs that waited for this decision are released.
-        let mut entries: Vec<Entry> = self.halt.take_if(|_| true).collect();
+        let mut entries: Vec<Box<Entry>> = self.halt.take_if(|_| true).collect();
         entries.extend(self.engine.take_waiting());
         for mut entry in entries {
             if is_early(&entry, now) {

@@ -51,7 +51,7 @@ impl Parking {
 
 impl Worker {
     /// Has a job wait until `due`: here, until it is parked.
-    pub(super) fn wait(&mut self, due: Instant, mut entry: Entry) {
+    pub(super) fn wait(&mut self, due: Instant, mut entry: Box<Entry>) {
         let due = entry.due_or_end(due);
         self.engine.offer_later(due, entry);
     }
@@ -107,7 +107,7 @@ impl Worker {
     }
 
     /// Parks a job that waits until `due`, for longer than `patience`, for a time or for its plan.
-    fn park_or_hold(&mut self, now: Instant, patience: Duration, due: Instant, mut entry: Entry) {
+    fn park_or_hold(&mut self, now: Instant, patience: Duration, due: Instant, mut entry: Box<Entry>) {
         let (mut due, mut look_again) = (due, due);
         if entry.since() <= now {
             // It waits for its plan. If it came back from that, it must not do so again and again in vain.
@@ -132,8 +132,9 @@ impl Worker {
     /// its own comes back for that.
     fn park_long_held(&mut self, now: Instant) {
         let hold_max = self.engine.settings().hold_max();
-        let is_meant = |entry: &Entry| entry.can_park() && entry.hold.since + LONGEST_HOLD <= now;
-        for mut entry in self.engine.take_waiting_if(is_meant) {
+        let held_long =
+            self.engine.take_waiting_if(|entry| entry.can_park() && entry.hold.since + LONGEST_HOLD <= now);
+        for mut entry in held_long {
             if entry.since() > now {
                 self.park(entry.since(), entry.hold.reason, entry);
                 continue;
@@ -149,14 +150,14 @@ impl Worker {
     }
 
     /// Parks a job until `due`. If that is refused, the job waits here.
-    pub(super) fn park(&mut self, due: Instant, reason: ParkReason, mut entry: Entry) {
+    pub(super) fn park(&mut self, due: Instant, reason: ParkReason, mut entry: Box<Entry>) {
         self.parking.in_progress += 1;
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
         let stay = entry.stay(until, reason);
         // If its message is delivered again meanwhile, this settles it.
         entry.begin(&self.context.unsettled);
         let Entry { job, has_own_id, ticket, first_seen, age, mut hold, attempts, request, mut track } =
-            entry;
+            *entry;
         let (downstream, id) = (&self.context.downstream, &job.id);
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
         // The call itself has the job's place in the order.
@@ -193,8 +194,9 @@ impl Worker {
                     Event::Parked
                 }
                 Some(ticket) => {
-                    let mut entry =
+                    let entry =
                         Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track };
+                    let mut entry = Box::new(entry);
                     entry.land(due);
                     Event::Unparked(due, entry)
                 }

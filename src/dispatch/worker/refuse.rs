@@ -13,7 +13,7 @@ use crate::time::wall_now;
 
 impl Worker {
     /// Dead-letters a job that gets no slot, if that still holds under the limits in force now.
-    pub(super) fn refuse(&mut self, entry: Entry, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, entry: Box<Entry>, refusal: Refusal) {
         let Some(mut entry) = self.unless_cancelled(entry) else { return };
         let Some((letter, retry_after)) = self.letter(&entry, refusal) else {
             // The wall clock may have been set.

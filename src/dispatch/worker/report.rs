@@ -107,8 +107,8 @@ impl Worker {
 
     fn snapshot(&mut self, now: Instant) -> Snapshot {
         let EngineView { hold, waiting, later, held, next_slot, sending, oldest, .. } = self.engine.view();
-        let is_retry = |entry: &super::Entry| entry.attempts.has_begun();
-        let retrying = if later > 0 { self.engine.count_later(is_retry) } else { 0 };
+        let retrying =
+            if later > 0 { self.engine.count_later(|entry| entry.attempts.has_begun()) } else { 0 };
         if !self.engine.is_failing() {
             self.reporting.store_error = None;
         }

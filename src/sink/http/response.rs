@@ -182,8 +182,8 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
 fn judged(status: StatusCode, decision: Decision, response: Option<Response>, remark: Remark) -> Outcome {
     let Decision { is, wait, by } = decision;
     let (code, remark) = (status.as_u16(), remark.text());
-    // Not for a delivery, as most answers are.
-    let detail = || detail(status, is, by, remark.as_deref());
+    // Only if the job is not delivered; most are.
+    let detail = || detail_of(status, is, by, remark.as_deref());
     match is {
         Meaning::Delivered => {
             let response = response.unwrap_or_else(|| Response { status: code, ..Response::default() });
@@ -206,8 +206,8 @@ fn judged(status: StatusCode, decision: Decision, response: Option<Response>, re
     }
 }
 
-/// What people are told of an answer that is no delivery.
-fn detail(status: StatusCode, is: Meaning, by: By, remark: Option<&str>) -> String {
+/// The detail of an answer that is no delivery, for people.
+fn detail_of(status: StatusCode, is: Meaning, by: By, remark: Option<&str>) -> String {
     let mut detail = format!("the downstream answered {status}");
     if let By::Rule(_) = by {
         detail.push_str(&format!(", which is {} by {by}", is.word()));

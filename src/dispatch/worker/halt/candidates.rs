@@ -11,15 +11,15 @@ const KEPT_UNREFUSED: usize = 4;
 /// The jobs that are kept for trials: those that were refused, and a few others. The two kinds take turns.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    refused: VecDeque<Entry>,
-    unrefused: VecDeque<Entry>,
+    refused: VecDeque<Box<Entry>>,
+    unrefused: VecDeque<Box<Entry>>,
     /// Whether the last one was refused before.
     was_refused: bool,
 }
 
 impl Candidates {
     /// Keeps a job, or returns it.
-    pub(super) fn keep(&mut self, entry: Entry) -> Option<Entry> {
+    pub(super) fn keep(&mut self, entry: Box<Entry>) -> Option<Box<Entry>> {
         if entry.attempts.refusals.suspicion.is_some() {
             self.refused.push_back(entry);
         } else if self.unrefused.len() < KEPT_UNREFUSED {
@@ -31,7 +31,7 @@ impl Candidates {
     }
 
     /// The job for the next trial.
-    pub(super) fn next(&mut self) -> Option<Entry> {
+    pub(super) fn next(&mut self) -> Option<Box<Entry>> {
         self.was_refused = self.unrefused.is_empty() || !self.was_refused && !self.refused.is_empty();
         if self.was_refused { self.refused.pop_front() } else { self.unrefused.pop_front() }
     }
@@ -45,9 +45,9 @@ impl Candidates {
     }
 
     /// Takes out the jobs that `is_meant` selects.
-    pub(super) fn take_if(&mut self, is_meant: impl Fn(&Entry) -> bool) -> impl Iterator<Item = Entry> {
+    pub(super) fn take_if(&mut self, is_meant: impl Fn(&Entry) -> bool) -> impl Iterator<Item = Box<Entry>> {
         let kinds = [&mut self.refused, &mut self.unrefused].map(|kind| {
-            let (taken, kept) = kind.drain(..).partition::<VecDeque<_>, _>(&is_meant);
+            let (taken, kept) = kind.drain(..).partition::<VecDeque<_>, _>(|entry| is_meant(entry));
             *kind = kept;
             taken
         });

@@ -88,7 +88,7 @@ impl Worker {
     }
 
     /// The job for a trial; jobs whose decision is clear are dead-lettered.
-    fn trial_job(&mut self) -> Option<Entry> {
+    fn trial_job(&mut self) -> Option<Box<Entry>> {
         while let Some(entry) = self.halt.candidates.next() {
             if !entry.ticket.is_live() {
                 continue;
