@@ -117,7 +117,7 @@ pub use shaper::{
     BuildError, CheckError, Limiter, LimiterBuilder, LimiterFallback, Reservation, ReserveError,
     SetRateError, Shaper, ShaperBuilder,
 };
-pub use store::{MemoryHandle, MemoryStore, Store, StoreError};
+pub use store::{FileStore, MemoryHandle, MemoryStore, Store, StoreError};
 #[cfg(feature = "redis")]
 pub use store::{RedisOptions, RedisStore};
 

@@ -59,6 +59,21 @@ impl fmt::Display for Micros {
 pub trait Clock: Send + Sync + fmt::Debug + 'static {
     /// Returns the current instant.
     fn now(&self) -> Micros;
+
+    /// Returns how long the machine has run, if the clock is the machine's. By this a store that outlives its process
+    /// distinguishes a step of the clock from time that has passed.
+    fn uptime(&self) -> Option<Uptime> {
+        None
+    }
+}
+
+/// How long a machine has run, on a clock that is never set and counts suspends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uptime {
+    /// Which start of which machine it is.
+    pub boot: String,
+    /// The time since that start.
+    pub since: Duration,
 }
 
 /// A clock that reads the wall time once, and then advances with tokio's monotonic clock and with suspends of the
@@ -121,6 +136,10 @@ impl Clock for SystemClock {
             self.follow(micros);
         }
         Micros(self.wall.load(Ordering::Relaxed).saturating_add_unsigned(micros)).min(Micros::MAX)
+    }
+
+    fn uptime(&self) -> Option<Uptime> {
+        boot::uptime()
     }
 }
 

@@ -13,6 +13,7 @@ mod gcra;
 mod kind;
 mod lanes;
 mod leaky_bucket;
+mod lease;
 mod margin;
 mod mark;
 mod new;
@@ -40,6 +41,7 @@ pub use error::LimitError;
 pub use gcra::{Gcra, TokenBucket};
 pub(crate) use lanes::{Keyed, Span};
 pub use leaky_bucket::LeakyBucket;
+pub(crate) use lease::LEASE;
 pub use mark::Mark;
 pub use plan::{Charge, Costs, Passed, Plan, Refusal, Verdict};
 pub(crate) use price::CallCosts;
@@ -320,14 +322,14 @@ impl Limit {
         State { last, level }
     }
 
-    /// The state on a clock that stepped back by `back` µs since it was written.
+    /// The state on a clock that stepped back by `back` µs since it was written; forward where that is negative.
     #[must_use]
     pub fn step_back(&self, state: State, back: i64) -> State {
         let State { last, level } = state;
         let level = match (self.algorithm, level) {
             (_, Level::Tat(tat, under)) => Level::Tat(tat.step_back(back), under),
             (Algorithm::FixedWindow(counting) | Algorithm::Quota(counting), Level::Window(window)) => {
-                Level::Window(counting.step_back(window, back))
+                Level::Window(counting.step_back(window, last, back))
             }
             (_, Level::Buckets(buckets)) => Level::Buckets(SlidingWindow::step_back(buckets, back)),
             (_, Level::Log(log)) => Level::Log(SlidingLog::step_back(log, back)),

@@ -202,7 +202,7 @@ impl SlidingWindow {
 
     /// Moves the buckets by as many whole widths as the clock stepped back: units leave late, never early.
     pub(super) fn step_back(state: Buckets, back: i64) -> Buckets {
-        let moved = back / state.width.max(1);
+        let moved = back.div_euclid(state.width.max(1));
         let counts = state.counts.into_iter().map(|(number, units)| ((number - moved).max(0), units));
         let mut merged: Vec<(i64, u64)> = Vec::new();
         for (number, units) in counts {

@@ -13,6 +13,7 @@ mod adopt;
 mod bounds;
 mod exact;
 mod frontier;
+mod leases;
 mod refused;
 pub(crate) mod sets;
 

@@ -169,13 +169,17 @@ impl Counting {
     }
 
     /// A window that was opened by a slot moves with the clock. Any other is the clock's own: it lasts to its end, as
-    /// far as `adopt` allows.
-    pub(super) const fn step_back(self, window: Window, back: i64) -> Window {
+    /// far as `adopt` allows, and where the clock stepped forward (a negative `back`) to the end of the window in which
+    /// its latest slot then lies, so that no step gives its units again.
+    pub(super) fn step_back(self, window: Window, last: Micros, back: i64) -> Window {
         match self.edges {
             Edges::FirstHit { .. } if window.end.0 > back => {
                 Window { end: Micros(window.end.0 - back), used: window.used }
             }
             Edges::FirstHit { .. } => Window { end: Micros(0), used: window.used },
+            edges if back < 0 && window.end > last => {
+                Window { end: window.end.max(edges.after(Micros(last.0 - back))), used: window.used }
+            }
             _ => window,
         }
     }

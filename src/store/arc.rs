@@ -81,4 +81,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn ping(&self) -> Answer<'_, Micros> {
         (**self).ping()
     }
+
+    fn finish(&self) -> Answer<'_, ()> {
+        (**self).finish()
+    }
 }

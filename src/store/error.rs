@@ -16,6 +16,14 @@ pub enum StoreError {
         /// The error of the connection.
         detail: String,
     },
+    /// The file of a store cannot be used: another process uses it, it cannot be written, or it is something else.
+    #[error("the store in {path} cannot be used: {detail}")]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong, and what to do about it.
+        detail: String,
+    },
     /// The call or the URL is wrong, and a retry does not help.
     #[error("{0}")]
     Invalid(String),
@@ -46,10 +54,10 @@ impl StoreError {
     }
 
     /// Whether the store is away: it was not reached, did not answer in time, or reports that it cannot serve at the
-    /// moment. Any other error persists until somebody fixes its cause.
+    /// moment; or its file cannot be used. Any other error persists until somebody fixes its cause.
     #[must_use]
     pub const fn is_away(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
+        matches!(self, Self::Unreachable { .. } | Self::File { .. })
     }
 
     /// Whether the store refuses the user, or what the user may not do.

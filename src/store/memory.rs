@@ -3,6 +3,7 @@
 mod downstream;
 mod fleet;
 mod handle;
+mod lasting;
 mod reserving;
 mod tombstones;
 
@@ -18,12 +19,14 @@ use super::{
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::lock::lock;
 use crate::store::changes::Watchers;
-use crate::store::fleet::{HistoryEntry, check_history, check_summary};
+use crate::store::fleet::{HistoryEntry, check_summary};
+use crate::store::journal::Journal;
 use crate::store::turns::Queue;
 use crate::time::{Clock, Micros, SystemClock};
-use downstream::Downstream;
+use downstream::{Charged, Downstream, Writing};
 use fleet::Fleet;
 pub use handle::MemoryHandle;
+pub(super) use lasting::Resumed;
 
 /// Keeps state in memory: exact, and lost with the process.
 ///
@@ -36,6 +39,45 @@ pub struct MemoryStore {
     fleet: Mutex<Fleet>,
     /// The clock has stepped back if it is behind the highest instant seen by more than this.
     step: Duration,
+    /// Where changes are to be written, in a store that lasts.
+    journal: Option<Arc<Journal>>,
+}
+
+/// An answer, and the batch of a journal that must be written before it is given; 0 for none.
+pub(super) struct Decided<T> {
+    pub(super) answer: T,
+    pub(super) batch: u64,
+    /// What the call has charged.
+    pub(super) charged: Unanswered,
+}
+
+/// What a call has charged that has not been answered yet: it is undone if this is dropped before.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered {
+    downstream: Option<Arc<Mutex<Downstream>>>,
+    charged: Vec<Charged>,
+}
+
+impl Unanswered {
+    /// The call is answered.
+    pub(super) fn answered(mut self) {
+        self.charged.clear();
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(downstream) = self.downstream.take().filter(|_| !self.charged.is_empty()) {
+            lock(&downstream).undo(std::mem::take(&mut self.charged));
+        }
+    }
+}
+
+impl<T> Decided<T> {
+    /// An answer of a call that has charged nothing.
+    pub(super) fn uncharged(answer: T, batch: u64) -> Self {
+        Self { answer, batch, charged: Unanswered::default() }
+    }
 }
 
 impl MemoryStore {
@@ -54,6 +96,7 @@ impl MemoryStore {
             watchers: Watchers::default(),
             fleet: Mutex::default(),
             step: STEP,
+            journal: None,
         }
     }
 
@@ -76,19 +119,24 @@ impl MemoryStore {
         if let Some(downstream) = downstreams.get(name) {
             return Arc::clone(downstream);
         }
-        let downstream = Arc::new(Mutex::new(Downstream::new(now(), self.step)));
+        let writing = self.journal.as_ref().map(|journal| Writing::new(Arc::clone(journal), name.to_owned()));
+        let downstream = Arc::new(Mutex::new(Downstream::new(now(), self.step, writing)));
         downstreams.insert(name.to_owned(), Arc::clone(&downstream));
         downstream
     }
 
     /// Works on a downstream, at the store's now.
-    fn with<T>(&self, name: &str, work: impl FnOnce(&mut Downstream, Micros) -> T) -> T {
-        let downstream = self.open(name, || self.clock.now());
-        let mut downstream = lock(&downstream);
+    fn with<T>(&self, name: &str, work: impl FnOnce(&mut Downstream, Micros) -> T) -> Decided<T> {
+        let shared = self.open(name, || self.clock.now());
+        let mut downstream = lock(&shared);
+        downstream.begin();
         // The clock is read under the lock, so that two threads cannot see their instants in the wrong order.
         let now = self.clock.now();
         downstream.follow(now);
-        work(&mut downstream, now)
+        let answer = work(&mut downstream, now);
+        let (batch, charged) = (downstream.batch(), downstream.charged());
+        drop(downstream);
+        Decided { answer, batch, charged: Unanswered { downstream: Some(shared), charged } }
     }
 
     /// Runs `decide` on the states of the limits under `scope`, and stores those that it reports as charged.
@@ -97,7 +145,7 @@ impl MemoryStore {
         scope: Scope<'_>,
         limits: &LimitSet,
         decide: impl FnOnce(&mut Downstream, &mut [State], Micros) -> (T, Charge),
-    ) -> T {
+    ) -> Decided<T> {
         self.with(scope.downstream, |downstream, now| {
             let mut states: Vec<State> =
                 limits.iter().map(|limit| downstream.read(limit, scope.key, now)).collect();
@@ -111,7 +159,8 @@ impl MemoryStore {
         })
     }
 
-    fn reserved(&self, call: Reserve<'_>) -> Result<Reserved, StoreError> {
+    pub(super) fn reserved(&self, call: Reserve<'_>) -> Result<Decided<Reserved>, StoreError> {
+        call.check()?;
         if let Some(lanes) = &call.lanes {
             let lanes = (lanes.states()?, lanes);
             return Ok(self.decide(call.scope, call.limits, |downstream, states, now| {
@@ -127,14 +176,47 @@ impl MemoryStore {
         }))
     }
 
-    fn checked(&self, call: Check<'_>) -> Checked {
-        self.decide(call.scope, call.limits, |downstream, states, now| {
+    pub(super) fn checked(&self, call: Check<'_>) -> Result<Decided<Checked>, StoreError> {
+        call.check()?;
+        Ok(self.decide(call.scope, call.limits, |downstream, states, now| {
             let (epoch, status) = (downstream.epoch, downstream.status);
             let outdated = !status.is_current(call.generation);
             let verdicts = call.police(states, now, &status);
             let taken = verdicts.iter().fold(0, |all, verdict| all | verdict.charge.0);
             (Checked { stamp: Stamp { now, epoch, status }, verdicts, outdated }, Charge(taken))
-        })
+        }))
+    }
+
+    /// Gives a slot back, if nothing was taken after it.
+    pub(super) fn cancelled(&self, call: Cancel<'_>) -> Result<Decided<bool>, StoreError> {
+        call.check()?;
+        let none = Decided::uncharged(false, 0);
+        let Some(downstream) = self.find(call.scope.downstream) else { return Ok(none) };
+        let mut downstream = lock(&downstream);
+        downstream.begin();
+        let now = self.clock.now();
+        // After a step back the slot is an instant of the clock before the step.
+        if downstream.has_stepped(now) || (now >= call.slot && !call.is_unused) {
+            return Ok(none);
+        }
+        let Some(restored) = downstream.undone(&call) else { return Ok(none) };
+        for (limit, key, state) in restored {
+            downstream.give_back(limit, key, state);
+        }
+        Ok(Decided::uncharged(true, downstream.batch()))
+    }
+
+    /// Discards the states of the limits.
+    pub(super) fn discarded(&self, scope: Scope<'_>, limits: &LimitSet) -> Result<Decided<()>, StoreError> {
+        scope.check()?;
+        let Some(downstream) = self.find(scope.downstream) else {
+            return Ok(Decided::uncharged((), 0));
+        };
+        let mut downstream = lock(&downstream);
+        downstream.begin();
+        limits.iter().for_each(|limit| downstream.forget(limit, scope.key));
+        downstream.forget_turns();
+        Ok(Decided::uncharged((), downstream.batch()))
     }
 
     /// Replaces the state of a limit of the whole downstream.
@@ -160,33 +242,38 @@ impl MemoryStore {
     }
 
     /// Returns the record of a downstream, after the change if one is given.
-    async fn record(&self, downstream: &str, change: Option<Change<'_>>) -> Result<RecordState, StoreError> {
+    pub(super) fn record(
+        &self,
+        downstream: &str,
+        change: Option<Change<'_>>,
+    ) -> Result<Decided<RecordState>, StoreError> {
         check_downstream(downstream)?;
         change.map_or(Ok(()), |change| change.check())?;
-        let (state, is_changed) = self.with(downstream, |downstream, now| {
+        let decided = self.with(downstream, |downstream, now| {
             let is_changed = change.is_some_and(|change| downstream.update(change, now));
             (downstream.record(now), is_changed)
         });
+        let (state, is_changed) = decided.answer;
         if is_changed {
             self.watchers.notify(downstream);
         }
-        Ok(state)
+        Ok(Decided::uncharged(state, decided.batch))
     }
 
     /// Changes or reads the tombstones of a downstream.
-    async fn call_tombstones(
+    pub(super) fn call_tombstones(
         &self,
         downstream: &str,
         call: TombstoneCall<'_>,
-    ) -> Result<TombstoneReply, StoreError> {
+    ) -> Result<Decided<TombstoneReply>, StoreError> {
         check_downstream(downstream)?;
         call.check()?;
-        let reply = self.with(downstream, |downstream, now| downstream.call_tombstones(call, now));
-        let reply = reply.ok_or_else(|| too_many(downstream))?;
+        let decided = self.with(downstream, |downstream, now| downstream.call_tombstones(call, now));
+        let reply = decided.answer.ok_or_else(|| too_many(downstream))?;
         if reply.changed > 0 {
             self.watchers.notify(downstream);
         }
-        Ok(reply)
+        Ok(Decided::uncharged(reply, decided.batch))
     }
 }
 
@@ -200,63 +287,35 @@ impl super::sealed::Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> Answer<'a, Reserved> {
-        Box::pin(async move {
-            call.check()?;
-            self.reserved(call)
-        })
+        Box::pin(async move { Ok(self.reserved(call)?.answer) })
     }
 
     fn check<'a>(&'a self, call: Check<'a>) -> Answer<'a, Checked> {
-        Box::pin(async move {
-            call.check()?;
-            Ok(self.checked(call))
-        })
+        Box::pin(async move { Ok(self.checked(call)?.answer) })
     }
 
     fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
-        Some(call.check().map(|()| self.checked(call)))
+        Some(self.checked(call).map(|decided| decided.answer))
     }
 
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> Answer<'a, bool> {
-        Box::pin(async move {
-            call.check()?;
-            let Some(downstream) = self.find(call.scope.downstream) else { return Ok(false) };
-            let mut downstream = lock(&downstream);
-            let now = self.clock.now();
-            // After a step back the slot is an instant of the clock before the step.
-            if downstream.has_stepped(now) || (now >= call.slot && !call.is_unused) {
-                return Ok(false);
-            }
-            let Some(restored) = downstream.undone(&call) else { return Ok(false) };
-            for (limit, key, state) in restored {
-                downstream.write(limit, key, state);
-            }
-            Ok(true)
-        })
+        Box::pin(async move { Ok(self.cancelled(call)?.answer) })
     }
 
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> Answer<'a, ()> {
-        Box::pin(async move {
-            scope.check()?;
-            if let Some(downstream) = self.find(scope.downstream) {
-                let mut downstream = lock(&downstream);
-                limits.iter().for_each(|limit| downstream.forget(limit, scope.key));
-                downstream.forget_turns();
-            }
-            Ok(())
-        })
+        Box::pin(async move { self.discarded(scope, limits).map(drop) })
     }
 
     fn read_record<'a>(&'a self, downstream: &'a str) -> Answer<'a, RecordState> {
-        Box::pin(self.record(downstream, None))
+        Box::pin(async move { Ok(self.record(downstream, None)?.answer) })
     }
 
     fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState> {
-        Box::pin(self.record(downstream, Some(change)))
+        Box::pin(async move { Ok(self.record(downstream, Some(change))?.answer) })
     }
 
     fn tombstones<'a>(&'a self, downstream: &'a str, call: TombstoneCall<'a>) -> Answer<'a, TombstoneReply> {
-        Box::pin(self.call_tombstones(downstream, call))
+        Box::pin(async move { Ok(self.call_tombstones(downstream, call)?.answer) })
     }
 
     fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
@@ -272,25 +331,15 @@ impl Store for MemoryStore {
     }
 
     fn served<'a>(&'a self, call: Served<'a>) -> Answer<'a, ServedReply> {
-        Box::pin(async move {
-            call.check()?;
-            Ok(lock(&self.fleet).served(call, self.clock.now()))
-        })
+        Box::pin(async move { self.serve(call) })
     }
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
-        Box::pin(async move {
-            check_downstream(downstream)?;
-            Ok(lock(&self.fleet).note_parked(downstream, jobs))
-        })
+        Box::pin(async move { self.parked(downstream, jobs) })
     }
 
     fn history<'a>(&'a self, downstream: &'a str, text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {
-        Box::pin(async move {
-            check_downstream(downstream)?;
-            check_history(text)?;
-            Ok(lock(&self.fleet).history(downstream, text, self.clock.now()))
-        })
+        Box::pin(async move { Ok(self.noted(downstream, text)?.answer) })
     }
 
     fn changes(&self, downstream: &str) -> Changes {

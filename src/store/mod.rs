@@ -1,16 +1,19 @@
-//! Where the state of the limits lives: in this process ([`MemoryStore`]), or shared in Redis.
+//! Where the state of the limits lives: in this process ([`MemoryStore`]), also in a file ([`FileStore`]), or shared in Redis.
 
 use std::fmt;
 use std::time::Duration;
 
-use crate::limit::{Charge, Costs, LimitSet, Mark, Passed, Refusal, Verdict};
+use crate::limit::{Costs, LimitSet, Mark, Passed, Refusal, Verdict};
 use crate::time::Micros;
 
 mod arc;
 mod call;
 mod changes;
 mod error;
+mod file;
 mod fleet;
+mod granted;
+mod journal;
 mod lanes;
 mod memory;
 mod offset;
@@ -28,9 +31,11 @@ pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
 pub use changes::Changes;
 pub use error::StoreError;
+pub use file::FileStore;
 pub use fleet::{HISTORY_KEPT, HistoryEntry, MAX_HISTORY, MAX_HISTORY_BYTES};
 pub use fleet::{LONGEST_SUMMARY, MAX_SUMMARIES, MAX_SUMMARY_BYTES};
 pub use futures_util::future::BoxFuture;
+pub use granted::{Charges, Granted};
 pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
@@ -194,48 +199,6 @@ pub struct Stamp {
     pub status: Status,
 }
 
-/// How the jobs of a call were charged.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Charges {
-    /// The mark of each limit before the first slot was taken, then those of the states of lanes, in the order in which
-    /// the lanes first name them.
-    pub before: Vec<Mark>,
-    /// The limits that each granted job was charged to: the downstream's, then its lane's.
-    pub jobs: Vec<Charge>,
-}
-
-/// A granted slot, with the data needed to give it back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Granted {
-    /// The slot.
-    pub slot: Micros,
-    /// The cost charged to each limit; 0 where it was not charged.
-    pub charged: Vec<u32>,
-    /// The mark of each limit before the slot was taken.
-    pub before: Vec<Mark>,
-    /// The mark of each limit after the slot was taken.
-    pub after: Vec<Mark>,
-}
-
-impl Reserved {
-    /// The slots granted to a call without lanes, with the data needed to give them back. `limits` and `costs` are the
-    /// call's.
-    #[must_use]
-    pub fn granted(&self, limits: &LimitSet, costs: Costs<'_>) -> Vec<Granted> {
-        let mut marks = self.charges.before.clone();
-        let mut granted = self.jobs().peekable();
-        let rows = limits.rows(costs).enumerate().filter(|(job, _)| granted.next_if_eq(job).is_some());
-        let grants = self.slots.iter().zip(&self.charges.jobs).zip(rows.map(|(_, row)| row));
-        let grant = |((&slot, &charge), row): ((&Micros, &Charge), _)| {
-            let charged = limits.charged(&row, charge);
-            let after = limits.marks_after(&marks, slot, &charged);
-            let before = std::mem::replace(&mut marks, after.clone());
-            Granted { slot, charged, before, after }
-        };
-        grants.map(grant).collect()
-    }
-}
-
 /// One call that asks whether up to [`MAX_BATCH`] jobs fit now, and charges those that do.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
@@ -285,8 +248,8 @@ pub struct Cancel<'a> {
 /// What a store answers to a call.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
-/// Keeps the state of limits and decides on it atomically. [`MemoryStore`] and `RedisStore` implement it, and an
-/// [`Arc`](std::sync::Arc) of either.
+/// Keeps the state of limits and decides on it atomically. [`MemoryStore`], [`FileStore`] and `RedisStore` implement it, and
+/// an [`Arc`](std::sync::Arc) of each.
 ///
 /// All callers of one store see one clock: the store's. It is sealed: its methods are the protocol of this version of
 /// paced, and change with it.
@@ -392,6 +355,14 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     ///
     /// Cancel safe.
     fn ping(&self) -> Answer<'_, Micros>;
+
+    /// Ends the use of a store that belongs to this process alone: what it keeps is written as it is, and calls fail from then
+    /// on. A store without a file has nothing to do.
+    ///
+    /// Cancel safe: it is ended all the same.
+    fn finish(&self) -> Answer<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// Keeps other crates from implementing stores: each store must decide as all others do, to the microsecond.

@@ -53,9 +53,10 @@ impl Status {
         self.pause.until.0 == Micros::MAX.0
     }
 
-    /// The same instants on a clock that stepped back by `back` µs.
+    /// The same instants on a clock that stepped back by `back` µs; forward where that is negative. 0 stays what it stands
+    /// for.
     pub(super) fn step_back(&mut self, back: i64) {
-        let earlier = |at: Micros| Micros((at.0 - back).max(0));
+        let earlier = |at: Micros| if at == Micros(0) { at } else { Micros((at.0 - back).max(0)) };
         self.penalty = earlier(self.penalty);
         if !self.is_stopped() {
             self.pause.until = earlier(self.pause.until);

@@ -1,5 +1,7 @@
 //! Values by key; with each new key, some expired ones are removed.
 
+use std::ops::Range;
+
 use indexmap::IndexMap;
 
 /// The number of other keys that each new key has examined, so that no call sweeps all of them.
@@ -34,6 +36,11 @@ impl<V: Default> Swept<V> {
 
     pub(super) fn at(&mut self, index: usize) -> &mut V {
         &mut self.values[index]
+    }
+
+    /// The values whose indices lie in this range, by key.
+    pub(super) fn range(&self, range: Range<usize>) -> impl Iterator<Item = (&str, &V)> {
+        range.filter_map(move |index| self.values.get_index(index)).map(|(key, value)| (&**key, value))
     }
 
     /// Adds a key, and returns its index.

@@ -4,10 +4,14 @@
 //! clock does not. Instants that are mapped from one to the other, or held for long, include the suspended time, as
 //! `CLOCK_BOOTTIME` does.
 
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use super::Uptime;
 
 /// An instant in real time, even if the machine is suspended before it: on tokio's clock, each suspend brings it
 /// nearer.
@@ -158,6 +162,21 @@ fn clocks() -> [u64; 3] {
 #[cfg(not(target_os = "linux"))]
 const fn clocks() -> [u64; 3] {
     [0; 3]
+}
+
+/// Returns how long the machine has run; `None` on systems that do not say which start it was.
+#[cfg(target_os = "linux")]
+pub(super) fn uptime() -> Option<Uptime> {
+    static BOOT: OnceLock<Option<String>> = OnceLock::new();
+    let read = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+    let boot = BOOT.get_or_init(|| read().map(|boot| boot.trim().to_owned())).clone()?;
+    let [_, since, _] = clocks();
+    Some(Uptime { boot, since: Duration::from_nanos(since) })
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) const fn uptime() -> Option<Uptime> {
+    None
 }
 
 #[cfg(test)]

@@ -10,11 +10,15 @@ use crate::store::swept::Swept;
 use crate::store::{TombstoneCall, TombstoneReply};
 use crate::time::Micros;
 
+mod lease;
 mod record;
 #[cfg(any(test, feature = "failpoints"))]
 mod tests;
+mod written;
 
+use lease::Lease;
 use record::Attached;
+pub(super) use written::{Charged, Writing};
 
 #[derive(Debug)]
 pub(super) struct Downstream {
@@ -32,6 +36,8 @@ pub(super) struct Downstream {
     pub(super) leases: HashMap<String, Micros>,
     /// The tombstones of cancelled jobs.
     tombstones: Tombstones,
+    /// What is written of it, if the store lasts.
+    writing: Option<Writing>,
 }
 
 /// The instants seen on the clock, which reveal a step back.
@@ -39,7 +45,7 @@ pub(super) struct Downstream {
 struct ClockHistory {
     /// The highest instant seen, within [`TICK`].
     high: Micros,
-    /// How far the clock has stepped back in all, in µs.
+    /// How far the clock has stepped back in all, in µs, less what it has stepped forward between two runs.
     shift: i64,
     /// A clock further behind than this many µs has stepped back.
     step: i64,
@@ -69,13 +75,15 @@ pub(super) struct StoredState {
     state: State,
     shift: i64,
     whole: Micros,
+    /// What is written of it, if the store lasts.
+    lease: Option<Box<Lease>>,
 }
 
 /// With fewer keys than this, none is swept.
 pub(super) const SWEEP_THRESHOLD: usize = 1024;
 
 impl Downstream {
-    pub(super) fn new(now: Micros, step: Duration) -> Self {
+    pub(super) fn new(now: Micros, step: Duration, writing: Option<Writing>) -> Self {
         Self {
             epoch: now.max(Micros(1)),
             clock: ClockHistory {
@@ -89,29 +97,37 @@ impl Downstream {
             states: States::default(),
             leases: HashMap::new(),
             tombstones: Tombstones::default(),
+            writing,
         }
     }
 
     /// Follows the clock, and adds a step back to `shift`.
     #[inline]
     pub(super) fn follow(&mut self, now: Micros) {
-        let clock = &mut self.clock;
-        if clock.has_stepped(now) {
-            let back = clock.high.0 - now.0;
-            clock.shift += back;
-            self.status.step_back(back);
-            self.queue.step_back(back);
-            self.attached.step_back(back);
-            clock.high = now;
-        } else if now.0 - clock.high.0 >= TICK.as_micros() as i64 {
-            clock.high = now;
+        if self.clock.has_stepped(now) {
+            self.step_back(self.clock.high.0 - now.0);
+            self.clock.high = now;
+            self.write_record();
+        } else if now.0 - self.clock.high.0 >= TICK.as_micros() as i64 {
+            self.clock.high = now;
         }
+    }
+
+    fn step_back(&mut self, back: i64) {
+        self.clock.shift += back;
+        self.status.step_back(back);
+        self.queue.step_back(back);
+        self.attached.step_back(back);
     }
 
     /// Changes or reads the tombstones at `now`; `None` if there would be too many.
     pub(super) fn call_tombstones(&mut self, call: TombstoneCall<'_>, now: Micros) -> Option<TombstoneReply> {
         let before = self.status.tombstones;
         let Answer { changed, page, up_to } = self.tombstones.call(call, &mut self.status.tombstones, now)?;
+        if changed > 0 {
+            self.write_tombstones(before);
+            self.write_record();
+        }
         Some(TombstoneReply { now, epoch: self.epoch, status: self.status, changed, before, page, up_to })
     }
 
@@ -138,7 +154,7 @@ impl Downstream {
 
     /// The index of a limit's states.
     pub(super) fn place(&mut self, limit: &Limit) -> usize {
-        self.states.place(limit)
+        self.states.place(limit.name())
     }
 
     /// The state of a limit as [`Self::kept`] returns it, with the pause in force applied.
@@ -155,7 +171,7 @@ impl Downstream {
         let ClockHistory { high, shift, .. } = self.clock;
         let Some(held) = self.states.get(limit, key) else { return limit.fresh() };
         let back = shift - held.shift;
-        let state = if back > 0 {
+        let state = if back != 0 {
             limit.step_back(held.state.clone(), back)
         } else {
             limit.adopt(held.state.clone())
@@ -165,8 +181,8 @@ impl Downstream {
         if whole.plus(GRACE) <= high {
             return limit.fresh();
         }
-        if back > 0 {
-            *held = StoredState { state: state.clone(), shift, whole };
+        if back != 0 {
+            *held = StoredState { state: state.clone(), shift, whole, lease: None };
         }
         state
     }
@@ -175,7 +191,7 @@ impl Downstream {
     fn last(&mut self, limit: &Limit) -> Micros {
         let shift = self.clock.shift;
         let held = self.states.get(limit, "");
-        held.map_or(Micros(0), |held| Micros(held.state.last.0 - (shift - held.shift).max(0)))
+        held.map_or(Micros(0), |held| Micros(held.state.last.0 - (shift - held.shift)))
     }
 
     /// Commits `cost` to the one limit with this index, if it fits at an instant within `when`. Returns the slot, or
@@ -199,7 +215,7 @@ impl Downstream {
                 }
                 held
             }
-            None => slot.insert(StoredState { state: limit.fresh(), shift, whole: Micros(0) }),
+            None => slot.insert(StoredState { state: limit.fresh(), shift, whole: Micros(0), lease: None }),
         };
         if paused > Micros(0) && limit.is_affected_by_pause(paused, when.0) {
             // The pause is stored only with a commit: after a resume the state is then as it was before.
@@ -214,18 +230,6 @@ impl Downstream {
         let slot = limit.take(&mut held.state, when, cost)?;
         held.whole = limit.whole_at(&held.state);
         Ok(slot)
-    }
-
-    pub(super) fn write(&mut self, limit: &Limit, key: &str, state: State) {
-        let (shift, whole) = (self.clock.shift, limit.whole_at(&state));
-        let place = self.states.place(limit);
-        *self.states.row(key, self.clock).slot(place) = Some(StoredState { state, shift, whole });
-    }
-
-    pub(super) fn forget(&mut self, limit: &Limit, key: &str) {
-        if let Some(held) = self.states.slot(limit, key) {
-            *held = None;
-        }
     }
 
     /// The states of the limits that a reservation was charged to, with the charge undone; `None` if anything was
@@ -260,11 +264,11 @@ impl ClockHistory {
 }
 
 impl States {
-    /// The index of a limit's states.
-    fn place(&mut self, limit: &Limit) -> usize {
-        let place = self.names.iter().position(|name| name == limit.name());
+    /// The index of the states of the limit with this name.
+    fn place(&mut self, limit: &str) -> usize {
+        let place = self.names.iter().position(|name| name == limit);
         place.unwrap_or_else(|| {
-            self.names.push(limit.name().to_owned());
+            self.names.push(limit.to_owned());
             self.names.len() - 1
         })
     }
@@ -276,6 +280,10 @@ impl States {
     /// The storage of a limit's state, if there ever was one.
     fn slot(&mut self, limit: &Limit, key: &str) -> Option<&mut Option<StoredState>> {
         let place = self.names.iter().position(|name| name == limit.name())?;
+        self.slot_at(place, key)
+    }
+
+    fn slot_at(&mut self, place: usize, key: &str) -> Option<&mut Option<StoredState>> {
         let row = if key.is_empty() { Some(&mut self.whole) } else { self.keyed.get_mut(key) };
         Some(row?.slot(place))
     }
@@ -296,9 +304,8 @@ impl States {
         if self.keyed.len() < SWEEP_THRESHOLD {
             return;
         }
-        // Compared on the clock that each state was written under, which was never behind the present one.
-        let is_absent =
-            |held: &StoredState| held.whole.plus(GRACE) <= Micros(high.0 + (shift - held.shift).max(0));
+        // Compared on the clock that each state was written under.
+        let is_absent = |held: &StoredState| held.whole.plus(GRACE) <= Micros(high.0 + shift - held.shift);
         self.keyed.sweep(|row| row.all(is_absent));
     }
 }
@@ -310,6 +317,11 @@ thread_local! {
 }
 
 impl Row {
+    /// The states by the index of the limit; of the last ones there may be none.
+    fn iter(&self) -> impl Iterator<Item = &Option<StoredState>> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
     fn all(&self, holds: impl FnMut(&StoredState) -> bool) -> bool {
         #[cfg(test)]
         EXAMINED.set(EXAMINED.get() + 1);
@@ -331,7 +343,7 @@ impl Row {
 impl StoredState {
     fn correct(&mut self, limit: &Limit, shift: i64) {
         let back = shift - self.shift;
-        if back > 0 {
+        if back != 0 {
             self.state = limit.step_back(self.state.clone(), back);
             self.shift = shift;
             self.whole = limit.whole_at(&self.state);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use crate::store::fleet::{HISTORY_KEPT, List, MAX_HISTORY, MAX_PARKED, MAX_SUMMARIES};
+use crate::store::journal::Entry;
 use crate::store::{HistoryEntry, MAX_SERVED, MAX_SERVED_BATCH, Served, ServedReply, Unserved};
 use crate::time::Micros;
 
@@ -79,6 +80,52 @@ impl Fleet {
             entries.push(HistoryEntry { at: now, text: text.to_owned() });
         }
         entries.clone()
+    }
+
+    /// What is to be written of it: all but the summaries, whose replicas end with this process.
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        let parked = self.parked.iter().filter(|(_, jobs)| **jobs > 0);
+        let parked = parked.map(|(name, jobs)| Entry::Parked { downstream: name.clone(), jobs: *jobs });
+        let history = self.history.iter().flat_map(|(name, entries)| {
+            entries.iter().map(move |entry| Entry::History { downstream: name.clone(), entry: entry.clone() })
+        });
+        let served = self.served.iter().flat_map(|(prefix, names)| {
+            let entry = move |(name, at): (&String, &Micros)| Entry::Served {
+                prefix: prefix.clone(),
+                name: name.clone(),
+                at: Some(*at),
+            };
+            names.iter().map(entry)
+        });
+        parked.chain(history).chain(served).collect()
+    }
+
+    /// Takes an entry as it was written.
+    pub(super) fn restore(&mut self, entry: Entry) {
+        match entry {
+            Entry::Parked { downstream, jobs } => {
+                self.parked.insert(downstream, jobs);
+            }
+            Entry::History { downstream, entry } => {
+                let entries = self.history.entry(downstream).or_default();
+                // What came while all was written anew is there once more.
+                if entries.contains(&entry) {
+                    return;
+                }
+                if entries.len() >= MAX_HISTORY {
+                    entries.remove(0);
+                }
+                entries.push(entry);
+            }
+            Entry::Served { prefix, name, at } => {
+                let known = self.served.entry(prefix).or_default();
+                match at {
+                    Some(at) => known.insert(name, at),
+                    None => known.remove(&name),
+                };
+            }
+            Entry::State { .. } | Entry::Record(_) | Entry::Tombstone { .. } => {}
+        }
     }
 
     /// Adds to the parked jobs of a downstream, and returns how many there are.

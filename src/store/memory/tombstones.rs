@@ -85,14 +85,32 @@ impl Tombstones {
     }
 
     fn read(&self, after: u64, version: u64) -> Answer {
-        let later = self.by_version.range(after.saturating_add(1)..);
-        let told = later.take(MAX_TOMBSTONE_BATCH).filter_map(|(version, id)| {
-            let Entry { until, is_undone, .. } = *self.by_id.get(id)?;
-            Some((*version, Tombstone { id: Arc::clone(id), until, is_undone }))
-        });
-        let (versions, page): (Vec<u64>, Vec<Tombstone>) = told.unzip();
+        let (versions, page): (Vec<u64>, Vec<Tombstone>) =
+            self.since(after).take(MAX_TOMBSTONE_BATCH).unzip();
         let last = versions.last().copied().filter(|_| page.len() == MAX_TOMBSTONE_BATCH);
         Answer { changed: 0, page, up_to: last.unwrap_or(version) }
+    }
+
+    /// The tombstones that changed after this version, each with its own.
+    pub(super) fn since(&self, after: u64) -> impl Iterator<Item = (u64, Tombstone)> {
+        let later = self.by_version.range(after.saturating_add(1)..);
+        later.filter_map(|(version, id)| {
+            let Entry { until, is_undone, .. } = *self.by_id.get(id)?;
+            Some((*version, Tombstone { id: Arc::clone(id), until, is_undone }))
+        })
+    }
+
+    /// The same on a clock that stepped back by `back` µs; forward where that is negative.
+    pub(super) fn step_back(&mut self, back: i64) {
+        for entry in self.by_id.values_mut() {
+            entry.until = Micros(entry.until.0.saturating_sub(back).clamp(0, Micros::MAX.0 - 1));
+        }
+        self.by_end = self.by_id.iter().map(|(id, entry)| (entry.until, Arc::clone(id))).collect();
+    }
+
+    /// Takes a tombstone as it was.
+    pub(super) fn restore(&mut self, version: u64, Tombstone { id, until, is_undone }: Tombstone) {
+        self.put(id, Entry { version, until, is_undone });
     }
 
     fn put(&mut self, id: Arc<str>, entry: Entry) {

@@ -83,9 +83,10 @@ impl CoolDown {
         (at.max(until).plus(GRACE) > now).then(|| Self { at, until, ..self.clone() })
     }
 
-    /// The same instants on a clock that stepped back by `back` µs.
+    /// The same instants on a clock that stepped back by `back` µs; forward where that is negative. 0 stays what it stands
+    /// for.
     pub(in crate::store) fn step_back(&mut self, back: i64) {
-        let earlier = |at: Micros| Micros((at.0 - back).max(0));
+        let earlier = |at: Micros| if at == Micros(0) { at } else { Micros((at.0 - back).max(0)) };
         (self.at, self.until) = (earlier(self.at), earlier(self.until));
     }
 

@@ -8,14 +8,14 @@ use crate::store::{Change, CoolDown, CoolDownCall, Pause, Recall, RecordState, S
 use crate::time::Micros;
 
 /// What a record has beside its status. Redis has a key for each.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Attached {
     /// The terms of the status's generation.
-    terms: Option<String>,
+    pub(super) terms: Option<String>,
     /// The note on an operator's pause, and the version of the pause.
-    note: Option<(u64, String)>,
+    pub(super) note: Option<(u64, String)>,
     /// The cool-down as it was set; see [`CoolDown::current`].
-    cool_down: Option<CoolDown>,
+    pub(super) cool_down: Option<CoolDown>,
 }
 
 impl Attached {
@@ -68,7 +68,8 @@ impl Downstream {
                 self.status.reset = (status.reset + 1).max(u64::try_from(least.0).unwrap_or_default());
                 for limit in limits {
                     let last = self.last(limit);
-                    self.write(limit, "", limit.restarted(last.max(now)));
+                    // What is written covers the new state too, and the reset would be lost with the process.
+                    self.replace(limit, "", limit.restarted(last.max(now)));
                 }
             }
             Change::Recall(recall) => self.recall(recall, now),
@@ -79,7 +80,11 @@ impl Downstream {
             // Turns that were booked behind the pause begin too late now, or have too few slots.
             self.queue.forget_turns();
         }
-        self.status != status || is_cooled
+        let is_changed = self.status != status || is_cooled;
+        if is_changed {
+            self.write_record();
+        }
+        is_changed
     }
 
     /// Applies each part of a worker's memory that is newer.

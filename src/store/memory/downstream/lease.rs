@@ -1,0 +1,82 @@
+//! What is on disk of a state, in a store that lasts: ahead of its grants.
+
+use crate::limit::{Limit, State};
+use crate::store::journal::Place;
+use crate::time::Micros;
+
+#[cfg(test)]
+mod tests;
+
+/// What is written of a state.
+///
+/// On disk is `held` or, as soon as the writer has it, `next`; while `held` is none, any state of before, until `next` is
+/// there. Whatever is answered must be covered by all that may be on disk then. So a call waits for nothing only where `held`
+/// and `next`, if there is one, both cover the state that it leaves; and what is submitted covers the state of its time, in
+/// which is everything that was answered before and not given back.
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    /// The state that is on disk.
+    held: Option<State>,
+    /// The one that is to replace it, and where that was submitted.
+    next: Option<(State, Place)>,
+    /// As in `StoredState`. On a clock that has stepped since, none of it counts.
+    pub(super) shift: i64,
+    /// An instant from which all states that may be on disk equal absence.
+    pub(super) whole: Micros,
+    /// The number of the charge that the state in memory is of.
+    pub(super) revision: u64,
+}
+
+impl Lease {
+    /// Nothing is known of what is on disk.
+    const fn unknown(shift: i64) -> Self {
+        Self { held: None, next: None, shift, whole: Micros(0), revision: 0 }
+    }
+
+    /// What is written of a state on the clock of this shift, as far as it is known, once all batches up to this one are
+    /// written.
+    pub(super) fn settled(known: Option<Box<Self>>, shift: i64, written: u64) -> Box<Self> {
+        let known = known.filter(|lease| lease.shift == shift);
+        let mut lease = known.unwrap_or_else(|| Box::new(Self::unknown(shift)));
+        if let Some((next, _)) = lease.next.take_if(|(_, place)| place.batch <= written) {
+            lease.held = Some(next);
+        }
+        lease
+    }
+
+    /// The state that was submitted last.
+    pub(super) fn latest(&self) -> Option<&State> {
+        self.next.as_ref().map(|(state, _)| state).or(self.held.as_ref())
+    }
+
+    /// The state for a new file, which has all that was submitted up to this batch. One of a later batch is not in it while it
+    /// may still be replaced in that batch: on disk would be neither `held` nor `next`.
+    pub(super) fn kept_in(&self, batch: u64) -> Option<&State> {
+        let is_due = |(_, place): &&(State, Place)| place.batch <= batch || self.held.is_none();
+        self.next.as_ref().filter(is_due).map(|(state, _)| state).or(self.held.as_ref())
+    }
+
+    /// Where the state was submitted that is to replace the one on disk, if there is one.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.next.as_ref().map(|(_, place)| *place)
+    }
+
+    /// Takes note of a state that was submitted.
+    pub(super) fn follow(&mut self, next: State, place: Place, whole: Micros) {
+        // Of one in another batch it is not known whether it is on disk by now.
+        if self.place().is_some_and(|before| before.batch != place.batch) {
+            self.held = None;
+        }
+        (self.next, self.whole) = (Some((next, place)), whole.max(self.whole));
+    }
+
+    /// The batch from which on all that may be on disk covers this state: 0 if it does already, and `None` if no batch that
+    /// was submitted makes it so.
+    pub(super) fn covers(&self, limit: &Limit, state: &State) -> Option<u64> {
+        let is_held = self.held.as_ref().is_some_and(|held| limit.covers(held, state));
+        match &self.next {
+            None => is_held.then_some(0),
+            Some((next, place)) => limit.covers(next, state).then_some(if is_held { 0 } else { place.batch }),
+        }
+    }
+}
