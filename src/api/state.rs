@@ -66,7 +66,7 @@ pub struct Connection {
     /// The reason why it is down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The kind of a store: `redis` or `memory`.
+    /// The kind of a store: `redis`, `memory` or `file`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
 }

@@ -6,7 +6,7 @@ use paced::amqp::{DeadLetters, Leftover, Leftovers, Options, Replay, Scan, Tally
 use paced::config::Settings;
 use paced::store::{Served, Unserved};
 use paced::time::Micros;
-use paced::{Rate, RedisStore, Store as _, failpoint};
+use paced::{FileStore, Rate, RedisStore, Store, failpoint};
 use serde_json::json;
 
 use super::dead::{Letters, ended, shaper};
@@ -61,7 +61,7 @@ struct Orphan<'a> {
     options: Options,
     queues: Leftovers,
     /// The store that replicas share, if they share one.
-    store: Option<RedisStore>,
+    store: Option<Box<dyn Store>>,
 }
 
 impl<'a> Orphan<'a> {
@@ -111,7 +111,16 @@ impl<'a> Orphan<'a> {
         let Some(store) = &self.store else { return Ok(0) };
         let call = Served { prefix: &self.options.prefix, forgotten: Some(self.name), ..Served::default() };
         store.served(call).await.map_err(out::failed)?;
-        store.note_parked(self.name, 0).await.map_err(out::failed)
+        let parked = store.note_parked(self.name, 0).await.map_err(out::failed)?;
+        // It is the last call.
+        match tokio::time::timeout(PATIENCE, store.finish()).await {
+            Ok(finished) => finished.map_err(out::failed)?,
+            Err(_) => {
+                let problem = "the store was not closed in time, so that it may still know the name; check its disk, and try again";
+                return Err(out::fail(Exit::Unavailable, problem));
+            }
+        }
+        Ok(parked)
     }
 
     /// The error for a name that is known nowhere.
@@ -124,13 +133,18 @@ impl<'a> Orphan<'a> {
 }
 
 /// The store that the settings name; `None` for one in the memory of each replica.
-fn shared_store(settings: &Settings) -> Result<Option<RedisStore>, Exit> {
+fn shared_store(settings: &Settings) -> Result<Option<Box<dyn Store>>, Exit> {
     let url = settings.store.url.expose();
     if url == MEMORY {
         return Ok(None);
     }
+    if let Some(file) = &settings.store.file {
+        let store = FileStore::open(file).map_err(out::failed)?;
+        return Ok(Some(Box::new(store)));
+    }
     let options = settings.store.redis_options().map_err(out::failed)?.with_timeouts(PATIENCE, PATIENCE);
-    RedisStore::open(url, options).map(Some).map_err(out::failed)
+    let store = RedisStore::open(url, options).map_err(out::failed)?;
+    Ok(Some(Box::new(store)))
 }
 
 /// Fails where somebody consumes one of these queues, or holds messages of it.

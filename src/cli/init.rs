@@ -34,7 +34,7 @@ pub(super) struct Args {
     /// RabbitMQ [default: amqp://127.0.0.1:5672/%2f]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
-    /// Where the pace is kept: redis://HOST, or memory: for only one process [default: memory:]
+    /// Where the pace is kept: redis://HOST, or for only one process file:PATH or memory: [default: file:paced.store, beside the configuration; file:/var/lib/paced/store for one below /etc]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// An existing queue to take the jobs from [default: paced's own, paced.jobs.NAME]
@@ -142,7 +142,7 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
         }
     }
     for field in Field::ALL {
-        if let Some(default) = field.default() {
+        if let Some(default) = field.default(args.file.as_deref()) {
             answers.entry(field).or_insert_with(|| default.to_owned());
         }
     }

@@ -94,6 +94,9 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long the end waits for the number of entries of the input.
 const LAST_COUNT: Duration = Duration::from_secs(1);
 
+/// How long the end waits for the store to write what it keeps.
+const LAST_LEASES: Duration = Duration::from_secs(10);
+
 impl Args {
     /// The form of the input.
     fn format(&self) -> Format {
@@ -113,7 +116,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let mut signals = Signals::with_hangup().map_err(out::failed)?;
     let is_shared = args.downstream.is_some();
     check_headers(&args.header, |header| !(is_shared || (args.table.is_csv() && header.has_brace())))?;
-    let Way { dispatcher, rules, charged } = Way::of(global, &args)?;
+    let Way { dispatcher, rules, charged, shared } = Way::of(global, &args)?;
     let wanted = match (global.quiet, global.verbose) {
         (0, 0) => Wanted::Some,
         (0, _) => Wanted::All,
@@ -143,8 +146,11 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let end = follow(working, signals, &stop, |totals| bar.draw(totals, total.get()), &progress).await;
     bar.clear();
     let (cut_off, totals, ended) = match end {
-        End::Ended(drained, totals) => {
-            let totals = totals.map_err(|error| unwritten(&error))?;
+        End::Ended(_, Err(error)) => {
+            finish(shared).await;
+            return Err(unwritten(&error));
+        }
+        End::Ended(drained, Ok(totals)) => {
             // What was not read, or waits for its time, was not sent.
             let is_left = progress.waiting() > 0 || (stop.is_cancelled() && progress.entries().is_none());
             (drained.unfinished as u64, totals, exit(drained, &totals, is_left))
@@ -156,7 +162,21 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
         let total = known(&total, &progress).await;
         telemetry::note(format_args!("paced: {}", Closing { totals, total, cut_off }));
     }
+    finish(shared).await;
     ended
+}
+
+/// Ends the use of the store: nothing is lost then of what was leased of the limits. A store that does not answer does not
+/// keep the process from its end.
+async fn finish(store: Option<Arc<dyn Store>>) {
+    let Some(store) = store else { return };
+    match tokio::time::timeout(LAST_LEASES, store.finish()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => out::say(format_args!("paced: {error}")),
+        Err(_) => {
+            out::say("paced: the store was not closed in time: what was leased of the limits may be lost");
+        }
+    }
 }
 
 /// The exit of work that ended in order.
@@ -247,8 +267,10 @@ struct Way {
     dispatcher: Dispatcher,
     /// The rules that the dispatcher has for jobs.
     rules: Rules,
-    /// The limits, and their store if it belongs to this process alone.
+    /// The limits, and their store if it belongs to this command alone.
     charged: (LimitSet, Option<Arc<MemoryStore>>),
+    /// The store of the settings, if it has the pace.
+    shared: Option<Arc<dyn Store>>,
 }
 
 impl Way {
@@ -263,7 +285,7 @@ impl Way {
         let store = Arc::new(MemoryStore::new());
         let rules = rules(args, &limits);
         let dispatcher = dispatcher(args, url, &rules, &limits, &store)?;
-        Ok(Self { dispatcher, rules, charged: (limits, Some(store)) })
+        Ok(Self { dispatcher, rules, charged: (limits, Some(store)), shared: None })
     }
 
     fn to_downstream(global: &Global, name: &str) -> Result<Self, Exit> {
@@ -272,12 +294,14 @@ impl Way {
         settings.reply.allow = vec![String::new()];
         let downstream = parts::downstream(&settings, name)?;
         if settings.store.url.expose() == daemon::MEMORY {
-            let problem = "store.url is memory:, so that no pace can be shared; set redis://HOST, or use --rate and --to";
+            let problem = "store.url is memory:, so that no pace can be shared; set redis://HOST or file:PATH, or use --rate and --to";
             return Err(out::fail(Exit::Usage, problem));
         }
-        let dispatcher = daemon::single(&settings, name, downstream).map_err(out::failed)?;
+        let (store, _) = daemon::store(&settings, true).map_err(out::failed)?;
+        let dispatcher =
+            daemon::single(&settings, name, downstream, Arc::clone(&store)).map_err(out::failed)?;
         let rules = daemon::rules(&settings, downstream);
-        Ok(Self { dispatcher, rules, charged: (downstream.limits.clone(), None) })
+        Ok(Self { dispatcher, rules, charged: (downstream.limits.clone(), None), shared: Some(store) })
     }
 }
 

@@ -64,6 +64,10 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
         reject_useless_lengths(reader, &table, amqp.declare, downstreams);
         reject_shared_queues(reader, &table, &amqp.prefix, downstreams);
     }
+    if let (Some(store), Some(downstreams)) = (&store, &downstreams) {
+        warnings::forgotten(reader, &root, store, downstreams);
+        warnings::unkept(reader, (&root, &table), store, downstreams);
+    }
     if plans.values().any(Option::is_none) {
         return None;
     }

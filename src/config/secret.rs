@@ -148,7 +148,8 @@ impl fmt::Debug for Secret {
 
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.text == "memory:" && !self.hidden {
+        let is_local = self.text == "memory:" || self.text.starts_with("file:");
+        if is_local && !self.hidden && !self.text.contains(char::is_control) {
             return f.write_str(&self.text);
         }
         f.write_str(self.shown().as_deref().unwrap_or("***"))
@@ -173,6 +174,7 @@ mod tests {
     fn urls_are_shown_without_what_is_secret() {
         for (text, shown) in [
             ("memory:", "memory:"),
+            ("file:/var/lib/paced/store", "file:/var/lib/paced/store"),
             ("amqp://guest:hunter2@rabbit:5672/%2f", "amqp://rabbit:5672/%2f"),
             ("amqps://rabbit", "amqps://rabbit"),
             ("amqp://guest:hunter2@a:1,b/v", "amqp://a:1,b/v"),

@@ -1,6 +1,7 @@
 //! The settings, which are valid.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::limits::LimitCost;
@@ -47,8 +48,10 @@ pub struct Amqp {
 /// `[store]`
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// `memory:`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
+    /// `memory:`, `file:PATH`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
     pub url: Secret,
+    /// The file that the URL names, if it names one.
+    pub file: Option<PathBuf>,
     /// The prefix of all keys.
     pub key_prefix: String,
     /// The policy of downstreams that set none.

@@ -43,8 +43,12 @@ pub enum FromConfigError {
 }
 
 impl Shaper {
-    /// The shaper of a downstream of a configuration, which shares its pace with the daemons of the same configuration
-    /// and with all other shapers made of it. Reads files, so it blocks for a moment; nothing is asked of the store yet.
+    /// The shaper of a downstream of a configuration, which shares its pace through Redis with the daemons of the same
+    /// configuration and with all other shapers made of it. Reads files, so it blocks for a moment; nothing is asked of the
+    /// store yet.
+    ///
+    /// A store in a file (`file:PATH`) is opened, and is this process's alone from then on, so that it cannot be shared with a
+    /// daemon. For several shapers open it once, and give it to all ([`ShaperBuilder::store`]).
     ///
     /// As for the daemon, environment variables (`PACED_A__B` is the key `a.b`) count over the file. Its calls are of the
     /// downstream's default plan, if it has one; see [`Shaper::of_plan`]. [`ShaperBuilder::from_config`] leaves more to choose.
@@ -58,7 +62,8 @@ impl Shaper {
 
 impl ShaperBuilder {
     /// The builder behind [`Shaper::from_config`], for further options: such as one [`store`](Self::store) for several
-    /// shapers, which otherwise have a connection each.
+    /// shapers, which otherwise have a connection each. A store in a file is opened by [`build`](Self::build), and not at all
+    /// if another store was given: one that is made by [`FileStore::open`](crate::FileStore::open), for all of them.
     ///
     /// # Errors
     /// As [`Shaper::from_config`].
@@ -89,11 +94,15 @@ impl ShaperBuilder {
             revision: found.revision,
         };
         let lane = LaneId::of_plan(found.default_plan());
-        Ok(Self::of_settings(given, lane, settings.precision).store(store(&settings)?))
+        let builder = Self::of_settings(given, lane, settings.precision);
+        Ok(match &settings.store.file {
+            Some(file) => builder.store_in(file.clone()),
+            None => builder.store(store(&settings)?),
+        })
     }
 }
 
-/// The store that the settings name. Nothing is connected yet.
+/// The store that the settings name, which is not a file. Nothing is connected yet.
 fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
     let url = settings.store.url.expose();
     #[cfg(feature = "redis")]
@@ -106,6 +115,6 @@ fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
         );
         return Ok(Arc::new(MemoryStore::new()));
     }
-    let text = "store.url needs a Redis; build paced with the feature `redis`, or use memory:";
+    let text = "store.url needs a Redis; build paced with the feature `redis`, or use memory: or file:PATH";
     Err(StoreError::Invalid(text.to_owned()))
 }

@@ -42,10 +42,14 @@ pub(super) fn amqp(text: &str) -> Result<Secret, String> {
     Ok(Secret::new(url))
 }
 
-/// `memory:`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
+/// `memory:`, `file:PATH`, `redis://`, `redis+sentinel://` or `redis+cluster://`, or with `rediss` for TLS.
 pub(super) fn store(text: &str) -> Result<Secret, String> {
-    const RIGHT: &str = "write memory:, redis://HOST:6379, redis+sentinel://HOST:26379/MASTER_NAME or redis+cluster://HOST:6379";
+    const RIGHT: &str = "write memory:, file:PATH, redis://HOST:6379, redis+sentinel://HOST:26379/MASTER_NAME or redis+cluster://HOST:6379";
     if text == "memory:" {
+        return Ok(Secret::new(text));
+    }
+    if let Some(path) = text.strip_prefix("file:") {
+        check_path(path)?;
         return Ok(Secret::new(text));
     }
     match text.split_once("://").map(|(scheme, _)| scheme) {
@@ -64,6 +68,17 @@ pub(super) fn store(text: &str) -> Result<Secret, String> {
     crate::store::RedisStore::open(text, crate::store::RedisOptions::default())
         .map_err(|error| error.to_string())?;
     Ok(Secret::new(text))
+}
+
+/// Whether this names a file. Of a URL with two slashes the first part would be a host.
+fn check_path(path: &str) -> Result<(), String> {
+    const RIGHT: &str = "write such as file:/var/lib/paced/store";
+    let has_host = path.starts_with("//") && !path.starts_with("///");
+    let is_folder = path.ends_with('/') || path.ends_with("/.") || ["", ".", ".."].contains(&path);
+    if has_host || is_folder || path.contains(char::is_control) {
+        return Err(format!("names no file; {RIGHT}"));
+    }
+    Ok(())
 }
 
 fn one_server(parts: &Parts<'_>) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! Warns of what is valid and will not do what it seems to.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,9 +9,10 @@ use super::key::Key;
 use super::limits::NamedLimit;
 use super::reader::{Found, Reader, Table};
 use super::secret::Secret;
-use super::settings::{Downstream, Http};
+use super::settings::{Downstream, Http, Store};
 use super::source::Sources;
 use super::url;
+use crate::dispatch::OnUnavailable;
 use crate::limit::Limit;
 use crate::terms::rate_text;
 
@@ -147,6 +149,66 @@ pub(super) fn unacked<'v>(
                  false create what docs/parking.md lists, or raise consumer_timeout"
             );
             reader.warn(&given.at, &problem);
+        }
+    }
+}
+
+/// The longest period of a window that a store may forget with a restart without a warning.
+const LONG_WINDOW: Duration = Duration::from_secs(3600);
+
+impl Downstream {
+    /// The name of the first limit that counts over more than an hour.
+    pub fn long_window(&self) -> Option<&str> {
+        let plans = self.plans.iter().flat_map(|plan| plan.limits.iter());
+        // Units that come back within an hour are not much to forget.
+        let mut long = self
+            .limits
+            .iter()
+            .chain(plans)
+            .filter(|limit| limit.burst() > limit.rate().units_in(LONG_WINDOW).max(1));
+        long.next().map(Limit::name)
+    }
+}
+
+/// Warns of a store that forgets with a restart what was used of limits that count over a long time.
+pub(super) fn forgotten<'v>(
+    reader: &mut Reader<'v>,
+    root: &Table<'v>,
+    store: &Store,
+    downstreams: &BTreeMap<String, Downstream>,
+) {
+    if store.url.expose() != "memory:" {
+        return;
+    }
+    let long = downstreams.iter().find_map(|(name, downstream)| Some((name, downstream.long_window()?)));
+    if let Some((name, limit)) = long {
+        let table = reader.table(root, "store");
+        let problem = format!(
+            "memory: forgets with a restart what was used of `{limit}` of {name}; write such as file:/var/lib/paced/store, or redis://HOST"
+        );
+        reader.warn_of_key(&table, "url", &problem);
+    }
+}
+
+/// Warns of jobs that are released while the file of a store cannot be written: the next process knows nothing of them.
+pub(super) fn unkept<'v>(
+    reader: &mut Reader<'v>,
+    (root, names): (&Table<'v>, &Table<'v>),
+    store: &Store,
+    downstreams: &BTreeMap<String, Downstream>,
+) {
+    if store.file.is_none() {
+        return;
+    }
+    let own =
+        downstreams.iter().map(|(name, downstream)| (reader.table(names, name), downstream.on_unavailable));
+    let mut tables: Vec<(Table<'v>, OnUnavailable)> = own.collect();
+    tables.push((reader.table(root, "store"), store.on_unavailable));
+    for (table, policy) in &tables {
+        if *policy != OnUnavailable::Hold && reader.given(table, "on_unavailable").is_some() {
+            let problem = "what is released while the file of the store cannot be written is not kept in it, and a restart \
+                           allows it once more; write hold";
+            reader.warn_of_key(table, "on_unavailable", problem);
         }
     }
 }

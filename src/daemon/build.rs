@@ -61,7 +61,8 @@ impl Daemon {
         let settings = loaded.settings.clone();
         // The exporter comes first: metrics that are recorded before it exists are lost.
         let server = bind(&settings).await?;
-        let (store, store_tls) = parts::store(&settings).map_err(|error| Error::setting("store", error))?;
+        let (store, store_tls) =
+            parts::store(&settings, false).map_err(|error| Error::setting("store", error))?;
         log_start(&loaded);
         show_reload(true);
         let mut handles = Handles::default();
@@ -158,7 +159,11 @@ impl BoundServer {
 
 /// The kind of store, in a word.
 fn store_kind(settings: &Settings) -> &'static str {
-    if settings.store.url.expose() == parts::MEMORY { "memory" } else { "redis" }
+    match &settings.store.file {
+        Some(_) => "file",
+        None if settings.store.url.expose() == parts::MEMORY => "memory",
+        None => "redis",
+    }
 }
 
 /// Logs what runs, by which files, and the limits of each downstream.
@@ -167,7 +172,7 @@ fn log_start(loaded: &Loaded) {
     let store = store_kind(&loaded.settings);
     if store == "memory" {
         tracing::warn!(
-            "store.url is memory: so the pace is not shared; run one replica, or set redis://HOST"
+            "store.url is memory: so the pace is not shared, and forgotten at the end; run one replica, or set redis://HOST"
         );
     }
     tracing::info!(version = env!("CARGO_PKG_VERSION"), files = files.join(", "), store, "starting");
@@ -217,12 +222,16 @@ fn dispatchers(
 }
 
 /// The dispatcher of one downstream for jobs that are not from the broker and cannot be parked there: by the limits and the
-/// store of all replicas.
+/// store of the settings.
 ///
 /// # Errors
 /// A part cannot be made of its settings.
-pub(crate) fn single(settings: &Settings, name: &str, downstream: &Downstream) -> Result<Dispatcher, Error> {
-    let (store, _) = parts::store(settings).map_err(|error| Error::setting("store", error))?;
+pub(crate) fn single(
+    settings: &Settings,
+    name: &str,
+    downstream: &Downstream,
+    store: Arc<dyn Store>,
+) -> Result<Dispatcher, Error> {
     let mut downstream = downstream.clone();
     downstream.hold_max = Duration::MAX;
     downstream.queue.prefetch = u16::MAX;

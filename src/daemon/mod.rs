@@ -17,7 +17,7 @@ mod watches;
 pub(crate) use build::{Daemon, single};
 pub(crate) use certificates::Handles;
 pub(crate) use error::Error;
-pub(crate) use parts::{MEMORY, amqp as amqp_options, clock, rules};
+pub(crate) use parts::{MEMORY, amqp as amqp_options, clock, rules, store};
 pub(crate) use running::End;
 pub(crate) use secrets::Clients;
 pub(crate) use signals::{Hangups, Signals};

@@ -9,7 +9,7 @@ use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock,
 use paced::job::{ReplyRules, Rules};
 use paced::sink::http::{HttpError, HttpOptions, HttpSink, OAuth2Client, Target, TargetTexts};
 use paced::tls::{ServerTls, Tls};
-use paced::{MemoryStore, RedisStore, Store, StoreError, failpoint};
+use paced::{FileStore, MemoryStore, RedisStore, Store, StoreError, failpoint};
 use tokio::runtime::Handle;
 
 use super::error::Error;
@@ -21,9 +21,14 @@ const LINGER: Duration = Duration::from_millis(250);
 /// The URL of a store in this process's memory.
 pub(crate) const MEMORY: &str = "memory:";
 
-/// The store that the settings name, and its TLS, if there are files for it. Nothing is connected yet.
-pub(super) fn store(settings: &Settings) -> Result<(Arc<dyn Store>, Option<Tls>), StoreError> {
+/// The store that the settings name, and its TLS, if there are files for it. Nothing is connected yet. A file that another
+/// process uses is waited for, or with `at_once` is an error.
+pub(crate) fn store(settings: &Settings, at_once: bool) -> Result<(Arc<dyn Store>, Option<Tls>), StoreError> {
     let url = settings.store.url.expose();
+    if let Some(file) = &settings.store.file {
+        let store = if at_once { FileStore::open(file)? } else { FileStore::waiting(file)? };
+        return Ok((Arc::new(store), None));
+    }
     if url == MEMORY {
         return Ok((Arc::new(MemoryStore::new()), None));
     }

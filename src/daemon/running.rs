@@ -19,9 +19,6 @@ use crate::status::Observer;
 /// The time that the connections may take beyond the drain to write the last acks and to close.
 const CLOSING: Duration = Duration::from_secs(4);
 
-/// How long this replica may take to tell the others that it has ended.
-const OBSERVER_STOP: Duration = Duration::from_secs(2);
-
 /// The parts of a daemon that runs.
 pub(crate) struct Running {
     /// The dispatchers, which end after `stop`.
@@ -69,7 +66,7 @@ impl Running {
             never = followed.watches.watch() => match never {},
             never = reloading.as_mut() => match never {},
         };
-        manager.stopping(drain_timeout + CLOSING + admin::CHANGES_TIMEOUT + OBSERVER_STOP);
+        manager.stopping(drain_timeout + CLOSING + admin::CHANGES_TIMEOUT + Observer::STOP);
         stop.cancel();
         let within = drain_timeout + CLOSING;
         let drained = tokio::select! {
@@ -83,8 +80,7 @@ impl Running {
             // Until the end the server reports that the daemon lives and is not ready.
             server.stop().await;
         }
-        // A store that does not answer must not keep the process from its end.
-        let _ = tokio::time::timeout(OBSERVER_STOP, observer.stop()).await;
+        observer.stop().await;
         if failed { End::Failed } else { drained.end() }
     }
 }

@@ -1,5 +1,6 @@
 //! The builder of a [`Shaper`].
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::limit::{Limit, LimitError, LimitSet};
 use crate::pace::release::clock::{Precision, ReleaseClock, ThreadClock, TokioClock};
 use crate::pace::{DEFAULT_HORIZON, LaneId, OnLimit, OnUnavailable, Settings};
 use crate::rate::Rate;
-use crate::store::{MemoryStore, Store, StoreError, check_downstream};
+use crate::store::{FileStore, MemoryStore, Store, StoreError, check_downstream};
 use crate::terms::RATE_LIMIT;
 
 /// A builder of a [`Shaper`], with its limits and its store.
@@ -23,7 +24,7 @@ pub struct ShaperBuilder {
     base: Base,
     burst: Option<u32>,
     max_wait: Duration,
-    store: Option<Arc<dyn Store>>,
+    store: Keeper,
     per_key: bool,
     further: Vec<Limit>,
     shared: Shared,
@@ -48,6 +49,27 @@ enum Base {
     Given(Box<Settings>, LaneId),
 }
 
+/// Where the state is kept.
+#[derive(Debug)]
+enum Keeper {
+    /// In this process alone.
+    Memory,
+    Given(Arc<dyn Store>),
+    /// In a file, which is opened when the shaper is built.
+    #[cfg_attr(not(feature = "config"), expect(dead_code, reason = "only configurations name files"))]
+    File(PathBuf),
+}
+
+impl Keeper {
+    fn open(self) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(match self {
+            Self::Memory => Arc::new(MemoryStore::new()),
+            Self::Given(store) => store,
+            Self::File(path) => Arc::new(FileStore::open(path)?),
+        })
+    }
+}
+
 /// The reason why a shaper or a limiter was not built.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -58,6 +80,9 @@ pub enum BuildError {
     /// The name is invalid for a store.
     #[error(transparent)]
     Name(StoreError),
+    /// The file of the store cannot be used.
+    #[error(transparent)]
+    Store(StoreError),
     /// A burst or a limit was given beside a whole set, which alone says how limits combine.
     #[error("a burst or a limit beside a set of limits; put it into the set")]
     BesideSet,
@@ -100,7 +125,7 @@ impl ShaperBuilder {
             base,
             burst: None,
             max_wait,
-            store: None,
+            store: Keeper::Memory,
             per_key: false,
             further: vec![],
             shared,
@@ -130,7 +155,14 @@ impl ShaperBuilder {
 
     /// Sets the store of the state, which is in this process alone unless set. An `Arc` of a store is a store.
     pub fn store(mut self, store: impl Store) -> Self {
-        self.store = Some(Arc::new(store));
+        self.store = Keeper::Given(Arc::new(store));
+        self
+    }
+
+    /// Sets a file as the store, which is opened when the shaper is built.
+    #[cfg(feature = "config")]
+    pub(crate) fn store_in(mut self, file: PathBuf) -> Self {
+        self.store = Keeper::File(file);
         self
     }
 
@@ -179,10 +211,11 @@ impl ShaperBuilder {
         self
     }
 
-    /// Builds the shaper. It does not call the store yet.
+    /// Builds the shaper. It does not call the store yet. The file of a configuration is opened, if no other store was set:
+    /// that blocks while it is read.
     ///
     /// # Errors
-    /// [`BuildError`] when the limits, the name or the horizon are invalid.
+    /// [`BuildError`] when the limits, the name or the horizon are invalid, or the file of a configuration cannot be used.
     pub fn build(self) -> Result<Shaper, BuildError> {
         check_downstream(&self.name).map_err(BuildError::Name)?;
         let horizon = self.shared.horizon;
@@ -200,7 +233,7 @@ impl ShaperBuilder {
             Base::Given(given, lane) if is_alone => (given.limits, given.plans, given.revision, lane),
             Base::Set(_) | Base::Given(..) => return Err(BuildError::BesideSet),
         };
-        let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
+        let store = self.store.open().map_err(BuildError::Store)?;
         let Shared { horizon, on_unavailable, precision } = self.shared;
         let given = Settings {
             downstream: self.name,

@@ -23,6 +23,12 @@ use super::summary::Summary;
 /// How long somebody who looks waits for a fresh state.
 const FRESH_TIMEOUT: Duration = Duration::from_millis(1500);
 
+/// How long this replica may take to tell the others that it has ended.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// How long the store may take to write what it keeps.
+const CLOSING: Duration = Duration::from_secs(10);
+
 /// A running observer.
 pub(crate) struct Observer {
     shared: Arc<Shared>,
@@ -64,12 +70,24 @@ impl Observer {
         Watch(Arc::clone(&self.shared))
     }
 
-    /// Ends the observation, and takes back what this replica has left in the store.
+    /// The longest time that [`Observer::stop`] takes.
+    pub(crate) const STOP: Duration = GOODBYE.saturating_add(CLOSING);
+
+    /// Ends the observation, takes back what this replica has left in the store, and closes that: nobody else uses it by then.
+    /// A store that does not answer does not keep the process from its end.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        for task in self.tasks {
-            // The runtime reports a panic in it.
-            let _ = task.await;
+        // The runtime reports a panic in a task; those that do not end in time end with the process.
+        let _ = timeout(GOODBYE, futures_util::future::join_all(self.tasks)).await;
+        match timeout(CLOSING, self.shared.parts.store.finish()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the store was not closed in order: what was leased of the limits is lost");
+            }
+            Err(_) => tracing::warn!(
+                within = ?CLOSING,
+                "the store was not closed in time: what was leased of the limits may be lost"
+            ),
         }
     }
 }

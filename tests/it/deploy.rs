@@ -223,3 +223,17 @@ fn the_image_is_named_in_lower_case() {
     assert!(workflow.contains("image=ghcr.io/${GITHUB_REPOSITORY,,}"));
     assert!(!workflow.contains("ghcr.io/${{ github.repository"));
 }
+
+/// The user of the image may write where the compose file has it keep its pace, and one replica alone does.
+#[test]
+fn the_volume_of_a_store_belongs_to_the_image_s_user() {
+    let (image, compose) = (read("deploy/Dockerfile"), read("deploy/compose.file.yaml"));
+    let user = image.lines().find_map(|line| line.strip_prefix("USER ")).unwrap();
+    let copied = format!("COPY --from=build --chown={user} /state /var/lib/paced\n");
+    assert!(image.contains(&copied) && image.contains("install -d -m 0700 /state\n"), "{image}");
+    for line in
+        ["PACED_STORE__URL: file:/var/lib/paced/store", "volumes: [\"paced:/var/lib/paced\"]", "replicas: 1"]
+    {
+        assert!(compose.contains(&format!(" {line}\n")), "{line}");
+    }
+}

@@ -86,6 +86,8 @@ async fn options_make_a_file_that_passes_the_check() {
     let forced = init(&folder, &["-o", "json", "--file", "paced.toml", "--force"]).await;
     assert_eq!((forced.code, forced.stdout.as_str()), (0, "{\"file\":\"paced.toml\"}\n"));
     assert!(!fs::read_to_string(&file).unwrap().contains("erp"));
+    // Without a Redis the pace is kept beside it, and survives restarts.
+    assert_eq!(in_effect(folder.path(), "paced.toml").await("store.url"), "file:paced.store");
     let nowhere = init(&folder, &["--file", "nowhere/paced.toml"]).await;
     assert_eq!(nowhere.code, 1, "{}", nowhere.stderr);
 }

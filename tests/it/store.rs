@@ -15,6 +15,7 @@ mod fleet;
 mod history;
 mod inside;
 mod kept;
+mod lasting;
 mod limits;
 mod losses;
 mod mishaps;

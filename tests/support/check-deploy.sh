@@ -44,7 +44,7 @@ modules() {
 
 check "the unit" systemd-analyze unit
 check "the Dockerfile" hadolint hadolint deploy/Dockerfile
-check "the compose file" check-jsonschema check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+check "the compose files" check-jsonschema check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.file.yaml
 check "the workflows" check-jsonschema check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 if modules yaml jsonschema; then
     check "the manifests and the chart" python3 python3 tests/support/check-charts.py

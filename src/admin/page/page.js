@@ -168,8 +168,8 @@ function drawHealth(element, { text, isGood }) {
 }
 
 function storeHealth({ kind, connected, error }) {
-  const name = kind === "memory" ? "Store in memory" : "Redis";
-  return { text: connected ? `${name} connected` : `${name} away${error ? `: ${error}` : ""}`, isGood: connected };
+  const name = { memory: "Store in memory", file: "File store" }[kind] ?? "Redis";
+  return { text: name + (connected ? " connected" : ` away${error ? `: ${error}` : ""}`), isGood: connected };
 }
 
 function brokerHealth({ connected, lost, unconfirmed }) {

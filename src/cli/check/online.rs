@@ -5,7 +5,7 @@ use std::time::Duration;
 use paced::amqp::{Findings, Server};
 use paced::config::{Loaded, Settings};
 use paced::store::Keeping;
-use paced::{RedisStore, Store as _, StoreError};
+use paced::{FileStore, RedisStore, Store as _, StoreError};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -19,9 +19,6 @@ const TIMED: usize = 5;
 
 /// How long the store may take to be connected to, or to answer: a tool that is run once is more patient than a daemon.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The shortest period of a window that a restart of the store may not forget without a warning.
-const LONG_WINDOW: Duration = Duration::from_secs(3600);
 
 pub(super) async fn check(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
     broker(&loaded.settings, report).await?;
@@ -91,6 +88,19 @@ async fn store(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
         report.set("store", json!({ "url": url }));
         return report.line(format_args!("store ok: {url}"));
     }
+    if let Some(file) = &settings.store.file {
+        return match FileStore::probe(file) {
+            Ok(()) => {
+                report.set("store", json!({ "url": url }));
+                report.line(format_args!("store ok: {url}"))
+            }
+            Err(error) => {
+                report.set("store", Value::Null);
+                report.error(format_args!("paced: {error}"), Exit::from(&error));
+                Ok(())
+            }
+        };
+    }
     let round_trip = match redis(loaded, report).await {
         Ok(round_trip) => round_trip,
         Err(error) => {
@@ -143,13 +153,7 @@ async fn redis(loaded: &Loaded, report: &mut Report) -> Result<Duration, StoreEr
 
 /// The first limit of a downstream that counts over a long time.
 fn long_window(settings: &Settings, name: &str) -> Option<String> {
-    let limits = settings.downstreams[name].limits.iter();
-    let mut long = limits.filter(|limit| {
-        let units = limit.rate().units_in(LONG_WINDOW);
-        // Units that come back within an hour are not much to forget.
-        limit.burst() > units.max(1)
-    });
-    long.next().map(|limit| format!("`{}` of {name}", limit.name()))
+    settings.downstreams[name].long_window().map(|limit| format!("`{limit}` of {name}"))
 }
 
 /// Returns what is wrong with how a store keeps the state of limits.

@@ -1,6 +1,14 @@
 //! What a first configuration is asked for.
 
+use std::path::Path;
+
 use super::Args;
+
+/// Where the pace is kept without a Redis: beside the configuration, so that it survives restarts.
+const STORE: &str = "file:paced.store";
+
+/// The same for a configuration below /etc, which the service and the container may not write.
+const SYSTEM_STORE: &str = "file:/var/lib/paced/store";
 
 /// A part of a first configuration, in the order in which it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,8 +63,8 @@ impl Field {
             }
             Self::Broker => "RabbitMQ [amqp://127.0.0.1:5672/%2f]:",
             Self::Store => {
-                "Redis, by which all replicas share the pace, such as redis://HOST:6379; memory: for one process alone \
-                 [memory:]:"
+                "Redis, by which all replicas share the pace, such as redis://HOST:6379; for one process alone a file, or memory: \
+                 [file:paced.store beside this, or file:/var/lib/paced/store for a configuration below /etc]:"
             }
             Self::Queue => "An existing queue to take the jobs from [one of paced's own]:",
         }
@@ -67,12 +75,30 @@ impl Field {
         matches!(self, Self::Downstream | Self::BaseUrl | Self::Rate)
     }
 
-    pub(super) const fn default(self) -> Option<&'static str> {
+    /// Its default in the configuration of this name, if that is known.
+    pub(super) fn default(self, file: Option<&Path>) -> Option<&'static str> {
         match self {
             Self::Broker => Some("amqp://127.0.0.1:5672/%2f"),
-            Self::Store => Some("memory:"),
+            Self::Store => {
+                let file = file.and_then(|file| std::path::absolute(file).ok());
+                Some(if file.is_some_and(|file| file.starts_with("/etc")) { SYSTEM_STORE } else { STORE })
+            }
             Self::Margin => Some("0s"),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_store_lies_where_the_daemon_may_write() {
+        let store = |file: &str| Field::Store.default(Some(Path::new(file)));
+        assert_eq!(store("/etc/paced/paced.toml"), Some("file:/var/lib/paced/store"));
+        assert_eq!(store("paced.toml"), Some("file:paced.store"));
+        assert_eq!(store("/etcetera/paced.toml"), Some("file:paced.store"));
+        assert_eq!(Field::Store.default(None), Some("file:paced.store"));
     }
 }

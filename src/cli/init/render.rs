@@ -192,7 +192,8 @@ pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String
     let mut text = HEAD.to_owned();
     text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
     text += &url(answers, Field::Broker, "url", beside);
-    text += "\n[store]\n# Where the pace is kept. memory: is this process alone; a Redis (redis://HOST:6379) is shared by all replicas.\n";
+    text += "\n[store]\n# Where the pace is kept. file:PATH (from the directory of this file) is one process alone, and survives its restarts; memory: is\n\
+             # forgotten at the end; a Redis (redis://HOST:6379) is shared by all replicas.\n";
     text += &url(answers, Field::Store, "url", beside);
     text += ADMIN;
     // Without a file there is no place for a token.

@@ -1,7 +1,10 @@
 //! Reads the sections that apply to the whole process.
 
+use std::path::PathBuf;
+
 use crate::config::key::keys;
 use crate::config::reader::{Reader, Table};
+use crate::config::secret::Secret;
 use crate::config::settings::{Admin, Amqp, NamedToken, Reply, Role, Shutdown, Store};
 use crate::config::tls::{server_tls, tls};
 use crate::config::{url, value, warnings};
@@ -26,12 +29,14 @@ keys! {
 keys! {
     /// The store of the pace.
     STORE = "store".default("{}");
-    /// Where the pace is kept. memory: is for only this process; all replicas share a Redis (6.2 or later):
+    /// Where the pace is kept. memory: is for only this process, and its end forgets the pace. file:PATH is for only this process
+    /// too, and restarts keep what was used of limits; a PATH starts at the directory of this file. All replicas share a Redis
+    /// (6.2 or later):
     ///   redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]                                one server
     ///   redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,...]/MASTER_NAME[/DB]     the master that sentinels know
     ///   redis+cluster://[[USER]:PASSWORD@]HOST[:PORT][,...]                       a cluster
     /// With rediss for TLS. docs/redis.md says what each needs. Keep a password in a file.
-    STORE_URL = "url".default("memory:").matches(r"^(memory:$|rediss?(\+(sentinel|cluster))?://.)")
+    STORE_URL = "url".default("memory:").matches(r"^(memory:$|file:.|rediss?(\+(sentinel|cluster))?://.)")
         .file("secrets/store-url").followed();
     /// The first part of every key in the store.
     KEY_PREFIX = "key_prefix".default("paced").matches(value::PREFIX);
@@ -104,10 +109,19 @@ pub(super) fn store<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Sto
     let table = reader.section(root, &STORE);
     let url = reader.secret(&table, &STORE_URL, url::store);
     warnings::password(reader, &table, &STORE_URL, url.as_ref(), "write rediss instead of redis");
+    let file = url.as_ref().and_then(|url| store_file(reader, &table, url));
     let key_prefix = reader.parsed(&table, &KEY_PREFIX, value::prefix);
     let on_unavailable = reader.choice(&table, &ON_UNAVAILABLE, "nothing to do", &POLICIES);
     let tls = tls(reader, &table, url.as_ref(), "rediss instead of redis");
-    Some(Store { url: url?, key_prefix: key_prefix?, on_unavailable: on_unavailable?, tls })
+    Some(Store { url: url?, file, key_prefix: key_prefix?, on_unavailable: on_unavailable?, tls })
+}
+
+/// The file that the URL of a store names: it starts at the directory of its source.
+fn store_file<'v>(reader: &mut Reader<'v>, table: &Table<'v>, url: &Secret) -> Option<PathBuf> {
+    let path = url.expose().strip_prefix("file:")?;
+    let keys = [STORE_URL.name.to_owned(), format!("{}_file", STORE_URL.name)];
+    let found = keys.iter().find_map(|key| reader.given(table, key))?;
+    reader.file(&found, path)
 }
 
 pub(super) fn reply<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<Reply> {

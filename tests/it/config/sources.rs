@@ -86,7 +86,7 @@ fn arguments_are_keys_and_values() {
             "--set: argument 1 has no `=`; write KEY=VALUE, such as store.url=memory:",
             "--set: argument 2 begins with no key; write KEY=VALUE, such as store.url=memory:",
             "--set: argument 3 begins with no key; write KEY=VALUE, such as store.url=memory:",
-            "--set: store.url: no URL; write memory:, redis://HOST:6379, redis+sentinel://HOST:26379/MASTER_NAME or \
+            "--set: store.url: no URL; write memory:, file:PATH, redis://HOST:6379, redis+sentinel://HOST:26379/MASTER_NAME or \
              redis+cluster://HOST:6379",
         ]
     );
@@ -127,6 +127,22 @@ fn secrets_come_from_files() {
     // Names from the environment and --set are relative to the working directory.
     let scene = scene.file("other", "amqp://other/v").env("PACED_AMQP__URL_FILE", "other");
     assert_eq!(scene.right().settings.amqp.url.expose(), "amqp://other/v");
+}
+
+#[test]
+fn the_file_of_a_store_starts_at_the_directory_of_its_source() {
+    let scene = Scene::new("");
+    let dir = scene.dir.path().to_path_buf();
+    fs::create_dir(dir.join("sub")).unwrap();
+    let mut scene = scene.file("sub/paced.toml", &format!("[store]\nurl = 'file:pace'\n{LEAST}"));
+    scene.sources.files = vec!["sub/paced.toml".into()];
+    let store = scene.right().settings.store;
+    assert_eq!((store.url.to_string().as_str(), store.file), ("file:pace", Some(dir.join("sub/pace"))));
+    let scene = scene.file("url", "file:/var/lib/paced/store\n").env("PACED_STORE__URL_FILE", "url");
+    assert_eq!(scene.right().settings.store.file, Some("/var/lib/paced/store".into()));
+    let scene = scene.set("store.url=file:here");
+    assert_eq!(scene.right().settings.store.file, Some(dir.join("here")));
+    assert_eq!(scene.set("store.url=memory:").right().settings.store.file, None);
 }
 
 #[test]

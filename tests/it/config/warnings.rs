@@ -4,9 +4,14 @@ use std::fs;
 
 use super::{LEAST, Scene, load_shipped, shipped};
 
+/// A store that forgets nothing.
+const KEPT: &str = "[store]\nurl = 'file:pace'\n";
+
 /// The lines of the warnings about a downstream with these keys.
 fn warned(keys: &str) -> Vec<String> {
-    lines(Scene::new(&format!("[downstreams.a]\n{keys}\n[downstreams.a.http]\nbase_url = 'http://a/'\n")))
+    lines(Scene::new(&format!(
+        "[downstreams.a]\n{keys}\n[downstreams.a.http]\nbase_url = 'http://a/'\n{KEPT}"
+    )))
 }
 
 fn lines(scene: Scene) -> Vec<String> {
@@ -109,7 +114,7 @@ fn too_few_sends_at_once_for_the_rate() {
 fn jobs_that_the_broker_takes_back() {
     let text = |more: &str, keys: &str, timeout: &str| {
         let http = format!("[downstreams.a.http]\nbase_url = 'http://a/'\ntimeout = '{timeout}'\n");
-        lines(Scene::new(&format!("{more}[downstreams.a]\n{keys}\n{http}")))
+        lines(Scene::new(&format!("{more}[downstreams.a]\n{keys}\n{http}{KEPT}")))
     };
     let long = text("", "rate = '1/s'", "30m");
     assert_eq!(
@@ -147,6 +152,51 @@ fn tokens_that_may_be_guessed() {
         ]
     );
     assert_eq!(lines(admin("token = '0123456789abcdef'")), [""; 0]);
+}
+
+#[test]
+fn a_store_that_forgets_what_was_used_of_a_long_window() {
+    let of = |store: &str, limit: &str| {
+        let limits = format!("limits = [{{ rate = '5/s' }}, {limit}]");
+        lines(Scene::new(&format!("{store}[downstreams.a]\n{limits}\nhttp.base_url = 'http://a/'\n")))
+    };
+    let daily = "{ algorithm = 'quota', rate = '10/day', name = 'daily' }";
+    let text = |at: &str| {
+        format!(
+            "{at}: store.url: warning: memory: forgets with a restart what was used of `daily` of a; write such as \
+             file:/var/lib/paced/store, or redis://HOST"
+        )
+    };
+    assert_eq!(of("", daily), [text("paced.toml:1:1")]);
+    assert_eq!(of("[store]\nurl = 'memory:'\n", daily), [text("paced.toml:2:7")]);
+    assert_eq!(of("", "{ algorithm = 'sliding-log', rate = '1000/h' }"), [""; 0]);
+    for kept in ["file:pace", "redis://localhost"] {
+        assert_eq!(of(&format!("[store]\nurl = '{kept}'\n"), daily), [""; 0], "{kept}");
+    }
+    let plan = "[plans.free]\nlimits = [{ algorithm = 'quota', rate = '10/day', name = 'daily' }]\n";
+    let scene = Scene::new(&format!("{plan}[downstreams.a]\nrate = '5/s'\nhttp.base_url = 'http://a/'\n"));
+    let [warning] = &lines(scene)[..] else { panic!("a plan's limit too") };
+    assert!(warning.contains("memory: forgets with a restart what was used of `"), "{warning}");
+}
+
+#[test]
+fn jobs_that_are_released_while_the_file_of_the_store_cannot_be_written() {
+    let of = |store: &str, downstream: &str| {
+        lines(Scene::new(&format!(
+            "[store]\n{store}\n[downstreams.a]\nrate = '1/s'\n{downstream}\nhttp.base_url = 'http://a/'\n"
+        )))
+    };
+    let text = |at: &str| {
+        format!(
+            "{at}: warning: what is released while the file of the store cannot be written is not kept in it, and a restart \
+             allows it once more; write hold"
+        )
+    };
+    let (file, local) = ("url = 'file:pace'", "on_unavailable = 'local'");
+    assert_eq!(of(file, local), [text("paced.toml:5:18: downstreams.a.on_unavailable")]);
+    assert_eq!(of(&format!("{file}\n{local}"), ""), [text("paced.toml:3:18: store.on_unavailable")]);
+    assert_eq!(of(file, "on_unavailable = 'hold'"), [""; 0]);
+    assert_eq!(of("url = 'redis://localhost'", local), [""; 0]);
 }
 
 #[cfg(unix)]
@@ -342,7 +392,7 @@ fn nothing_that_is_shipped_is_warned_of() {
         let more = if block.contains("base_url") {
             ""
         } else {
-            "[downstreams.search.http]\nbase_url = 'http://a/'\n"
+            &format!("[downstreams.search.http]\nbase_url = 'http://a/'\n{KEPT}")
         };
         let token = "x".repeat(32);
         let scene = Scene::new(&format!("{block}\n{more}"));

@@ -10,7 +10,7 @@ use tokio::process::Command;
 use crate::support::servers;
 
 /// The binary of an example, which was built along with this test.
-fn example(name: &str) -> Command {
+pub(super) fn example(name: &str) -> Command {
     let mut path = std::env::current_exe().unwrap();
     path.pop();
     path.pop();

@@ -7,6 +7,7 @@ pub(super) const WRONG: &[(&str, &str)] = &[
     ("amqp.window_bytes", "\"256MB\""),
     ("store.url", "\"http://redis/\""),
     ("store.url", "\"memory:x\""),
+    ("store.url", "\"file:\""),
     ("store.tls.server_name", "\"redis internal\""),
     ("admin.listen", "\"9750\""),
     ("admin.listen", "\":9750\""),
