@@ -24,7 +24,7 @@ const DATA: &str = include_str!("states.toml");
 const PAGE: &str = "docs/troubleshooting.md";
 
 /// The tests that make the states.
-const SETTINGS: [&str; 5] = ["broker", "downstreams", "drain", "fleet", "store"];
+const SETTINGS: [&str; 6] = ["broker", "downstreams", "drain", "file", "fleet", "store"];
 
 /// The table `[admin]` of replicas that are asked.
 fn admin() -> String {

@@ -1,5 +1,7 @@
 //! Daemons whose store or broker goes, and one that stops.
 
+use paced::{FileStore, Store as _};
+
 use super::*;
 use crate::support::api::{Answer, Gate};
 use crate::support::client::Client;
@@ -76,6 +78,40 @@ async fn a_store_that_goes_is_shown_whatever_becomes_of_the_jobs() {
     assert_alive(&replica).await;
     redis.start().await;
     is_ready(&replica, &POLICIES).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_used_is_shown() {
+    let (folder, states) = (tempfile::tempdir().unwrap(), of("file"));
+    let (file, next) = (folder.path().join("pace"), folder.path().join("pace.paced-new"));
+    let mut site = Site::shared("statefile", "rate = '100/s'").await;
+    site.store = format!("file:{}", file.display());
+    let shows = async |replica: &AdminReplica, since: usize, id: &str| {
+        site.publish(Job::many(id, 100)).await;
+        are_shown(replica, since, vec![Made::new(state(&states, id), BILLING, "")]).await;
+        assert_alive(replica).await;
+    };
+    let held = FileStore::open(&file).unwrap();
+    let replica = AdminReplica::with_token(&site).await;
+    shows(&replica, 0, "held-file").await;
+    held.finish().await.unwrap();
+    is_ready(&replica, &[BILLING]).await;
+    site.api.wait_for(100, LONG).await;
+
+    // The next write is to be a new file, whose place is taken.
+    std::fs::create_dir(&next).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    shows(&replica, replica.paced.log().len(), "unwritten-file").await;
+    std::fs::remove_dir(&next).unwrap();
+    is_ready(&replica, &[BILLING]).await;
+    assert_eq!(replica.paced.stop().await, 0);
+
+    std::fs::write(&file, "a letter").unwrap();
+    let replica = AdminReplica::with_token(&site).await;
+    shows(&replica, 0, "foreign-file").await;
+    std::fs::remove_file(&file).unwrap();
+    is_ready(&replica, &[BILLING]).await;
     assert_eq!(replica.paced.stop().await, 0);
 }
 
