@@ -11,6 +11,7 @@ mod far;
 mod figures;
 mod fleet;
 mod guarding;
+mod lasting;
 mod limits;
 mod loops;
 mod machine;
@@ -79,6 +80,8 @@ enum Scenario {
     Memory,
     /// 40 to 1 000 downstreams that four replicas share
     Many,
+    /// One replica at 5 000/s with its pace in a file, beside one with it in memory
+    Lasting,
     /// One decision, in memory and in Redis, beside others
     Limits,
     /// Jobs for tomorrow in front of jobs for now
@@ -90,7 +93,7 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Share,
         Self::Embed,
         Self::Far,
@@ -99,11 +102,12 @@ impl Scenario {
         Self::Throughput,
         Self::Memory,
         Self::Many,
+        Self::Lasting,
         Self::Limits,
         Self::Park,
         Self::Guard,
     ];
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 12] = [
         share::NAME,
         embed::NAME,
         far::NAME,
@@ -112,6 +116,7 @@ impl Scenario {
         throughput::NAME,
         memory::NAME,
         many::NAME,
+        lasting::NAME,
         limits::NAME,
         park::NAME,
         guarding::NAME,
@@ -127,6 +132,7 @@ impl Scenario {
             Self::Throughput => throughput::run(stage).await,
             Self::Memory => memory::run(stage).await,
             Self::Many => many::run(stage).await,
+            Self::Lasting => lasting::run(stage).await,
             Self::Limits => limits::run(stage).await,
             Self::Park => park::run(stage).await,
             Self::Guard => guarding::run(stage).await,

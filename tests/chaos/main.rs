@@ -18,6 +18,7 @@ mod clock;
 mod cold;
 mod embed;
 mod failover;
+mod lasting;
 mod many;
 mod nodes;
 mod park;
