@@ -25,9 +25,18 @@ pub(super) enum GiveBack {
 /// The consuming channels of one connection, over all sockets that it has had.
 #[derive(Debug, Default)]
 pub(super) struct Admissions {
-    channels: Mutex<BTreeMap<u16, Weak<Admission>>>,
+    channels: Mutex<BTreeMap<u16, Channel>>,
     /// The number of frames of bodies that were cut.
     cut: AtomicU64,
+}
+
+/// What comes over a channel.
+#[derive(Debug)]
+enum Channel {
+    /// Jobs, while there is somebody who takes them.
+    Jobs(Weak<Admission>),
+    /// Messages whose properties are wanted alone.
+    Heads,
 }
 
 /// The consumers of one channel. When dropped, nobody takes what still comes for them.
@@ -46,8 +55,18 @@ impl Admissions {
     pub(super) fn open(&self, channel: u16, account: &Arc<Account>, gives_back: GiveBack) -> Arc<Admission> {
         let (account, [arriving, reserved]) = (Arc::clone(account), [const { AtomicU64::new(0) }; 2]);
         let admission = Arc::new(Admission { account, gives_back, arriving, reserved });
-        lock(&self.channels).insert(channel, Arc::downgrade(&admission));
+        lock(&self.channels).insert(channel, Channel::Jobs(Arc::downgrade(&admission)));
         admission
+    }
+
+    /// Cuts all bodies that come over a channel, and keeps the properties. It must be called before anything is consumed
+    /// there. It does nothing while jobs are consumed over a channel of this number: either that one or the caller's belongs to a
+    /// socket that is lost.
+    pub(super) fn heads_only(&self, channel: u16) {
+        let mut channels = lock(&self.channels);
+        if !channels.get(&channel).is_some_and(Channel::is_taken) {
+            channels.insert(channel, Channel::Heads);
+        }
     }
 
     /// A number that rises while bodies are cut: answers of the broker may be behind them.
@@ -59,12 +78,26 @@ impl Admissions {
 impl Admit for Admissions {
     fn admit(&self, channel: u16, body: u64, redelivered: bool) -> bool {
         // Nothing is consumed on a channel that is not known.
-        let Some(admission) = lock(&self.channels).get(&channel).map(Weak::upgrade) else { return true };
+        let admission = match lock(&self.channels).get(&channel) {
+            None => return true,
+            Some(Channel::Heads) => None,
+            Some(Channel::Jobs(admission)) => admission.upgrade(),
+        };
         admission.is_some_and(|admission| admission.admit(body, redelivered))
     }
 
     fn cut(&self) {
         self.cut.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn keeps_properties(&self, channel: u16) -> bool {
+        matches!(lock(&self.channels).get(&channel), Some(Channel::Heads))
+    }
+}
+
+impl Channel {
+    fn is_taken(&self) -> bool {
+        matches!(self, Self::Jobs(admission) if admission.strong_count() > 0)
     }
 }
 
@@ -193,10 +226,31 @@ mod tests {
         drop(admission);
         assert_eq!(account.left(), 100 * KIB);
         assert!(!admissions.admit(1, 1, false));
+        assert!(!admissions.keeps_properties(1), "it has the mark of a job that is given back");
         assert!(admissions.admit(2, 1000 * KIB, false), "not consumed");
         let again = admissions.open(1, &account, GiveBack::All);
         assert!(admissions.admit(1, 1, false));
         drop(again);
+    }
+
+    #[test]
+    fn the_heads_of_messages_are_all_that_is_kept_where_nothing_else_is_wanted() {
+        let account = account();
+        let admissions = Admissions::default();
+        let admission = admissions.open(1, &account, GiveBack::All);
+        admissions.heads_only(2);
+        assert!(!admissions.admit(2, 1, false) && admissions.keeps_properties(2));
+        assert!(admissions.admit(1, 1, false) && !admissions.keeps_properties(1));
+        drop(admission);
+        // A number of a channel is used again.
+        let again = admissions.open(2, &account, GiveBack::All);
+        assert!(admissions.admit(2, 1, false) && !admissions.keeps_properties(2));
+        // The caller does not know yet that its channel was lost with its socket.
+        admissions.heads_only(2);
+        assert!(admissions.admit(2, 1, false) && !admissions.keeps_properties(2));
+        drop(again);
+        admissions.heads_only(2);
+        assert!(!admissions.admit(2, 1, false) && admissions.keeps_properties(2));
     }
 
     #[test]

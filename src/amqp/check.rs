@@ -245,8 +245,8 @@ fn things(options: &Options) -> Vec<Thing> {
     }
     // Where they are declared, they are so on first use.
     for rung in Rung::all().filter(|_| !declared) {
-        things.push(Thing::exchange(names.park(rung), false).for_parking());
-        things.push(Thing::queue(names.park(rung), false).for_parking());
+        things.push(Thing::exchange(names.park(rung).name, false).for_parking());
+        things.push(Thing::queue(names.park(rung).name, false).for_parking());
     }
     things
 }

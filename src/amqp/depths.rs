@@ -49,6 +49,8 @@ pub struct Depth {
     /// The jobs that are ready in the queue of new jobs and in that of those that came back from where they were parked.
     /// Those that consumers hold unacked are not counted.
     pub ready: u32,
+    /// The jobs that are parked for a limit of the downstream.
+    pub waiting: u32,
     /// The dead letters; `None` if their queue is missing, or cannot be looked at.
     pub dead: Option<u32>,
     /// When the downstream's queues were last looked at.
@@ -68,6 +70,8 @@ struct Seen {
     unroutable: Option<u32>,
     /// The downstreams whose dead letters were changed since they were last looked at.
     outdated: BTreeSet<String>,
+    /// The downstreams whose queues of jobs that wait for a limit were declared since they were last looked at.
+    declared: BTreeSet<String>,
     asked_at: Option<Instant>,
 }
 
@@ -86,6 +90,11 @@ impl Depths {
             depth.dead = None;
             seen.outdated.insert(downstream.to_owned());
         }
+    }
+
+    /// Has those queues of a downstream looked at that jobs wait in for a limit, since they were declared just now.
+    pub(super) fn look_for_waits(&self, downstream: &str) {
+        lock(&self.0.seen).declared.insert(downstream.to_owned());
     }
 
     /// The number of messages that reached no downstream's queue; `None` as in [`Depths::of`].
@@ -175,6 +184,8 @@ struct Queues {
     downstream: String,
     jobs: Queue,
     home: Queue,
+    /// Those of jobs that wait for a limit, which are declared together on first use.
+    waits: Vec<Queue>,
     dead: Queue,
     gauges: Gauges,
 }
@@ -184,9 +195,16 @@ impl Queues {
         self.jobs.look(probe).await?;
         self.home.look(probe).await?;
         self.dead.look(probe).await?;
+        for wait in &mut self.waits {
+            wait.look(probe).await?;
+            if wait.length.get().is_none() {
+                break;
+            }
+        }
         let depth = |jobs: u32| Depth {
             // Without a queue that parked jobs come home to, all jobs are in the other one.
             ready: jobs.saturating_add(self.home.length.get().unwrap_or(0)),
+            waiting: self.waits.iter().filter_map(|wait| wait.length.get()).sum(),
             dead: self.dead.length.get(),
             at: Instant::now(),
         };
@@ -252,6 +270,10 @@ impl Sweeper {
             downstream: downstream.name.clone(),
             jobs: queue(names.queue(downstream)),
             home: queue(names.home_queue(&downstream.name)),
+            waits: names
+                .waits(&downstream.name)
+                .map(|delay| Queue { name: delay.name, length: Length::seldom(haste) })
+                .collect(),
             dead: queue(names.dead(&downstream.name)),
             gauges: Gauges::new(&downstream.name),
         };
@@ -298,9 +320,15 @@ impl Sweeper {
     /// The connection cannot be used.
     async fn sweep(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
         for queues in &mut self.downstreams {
-            if lock(&self.depths.0.seen).outdated.remove(&queues.downstream) {
-                // What was seen before the change makes no drop to 0 doubtful.
-                queues.dead.length.forget();
+            {
+                let mut seen = lock(&self.depths.0.seen);
+                if seen.outdated.remove(&queues.downstream) {
+                    // What was seen before the change makes no drop to 0 doubtful.
+                    queues.dead.length.forget();
+                }
+                if seen.declared.remove(&queues.downstream) {
+                    queues.waits.iter_mut().for_each(|wait| wait.length.declared());
+                }
             }
             let mut depth = queues.look(probe).await?;
             queues.gauges.show(depth);

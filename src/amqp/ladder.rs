@@ -2,6 +2,9 @@
 //! no I/O.
 //!
 //! Nothing consumes these queues; the broker moves what has stayed its time to the home queue of its downstream.
+//!
+//! What waits for the limits of its downstream may go sooner if these change. It has a shorter ladder of queues of its
+//! downstream's own, each for four times as long as the one before, which can be emptied ([`unpark`](super::unpark)).
 
 use std::time::Duration;
 
@@ -10,6 +13,9 @@ pub const RUNG_UNIT: Duration = Duration::from_secs(1);
 
 /// The highest rung keeps a message for 2^22 s, 48.5 days: RabbitMQ's longest TTL is 49.7 days.
 const HIGHEST: u8 = 22;
+
+/// The rungs of a downstream's own, as powers of two: no stay there is longer than 4096 s, after which it is decided again.
+const OWN: [u8; 6] = [2, 4, 6, 8, 10, 12];
 
 /// How much of a wait a stay must leave, as a divisor: the broker takes some time to move a message, and more if many
 /// come home together.
@@ -30,6 +36,17 @@ impl Rung {
         let units = (wait - spare).as_nanos() / unit.as_nanos().max(1);
         let power = units.checked_ilog2()?;
         Some(Self(u8::try_from(power).unwrap_or(HIGHEST).min(HIGHEST)))
+    }
+
+    /// As [`Rung::below`], of the rungs of a downstream's own.
+    pub(super) fn own_below(wait: Duration, unit: Duration) -> Option<Self> {
+        let Self(power) = Self::below(wait, unit)?;
+        OWN.into_iter().rev().find(|own| *own <= power).map(Self)
+    }
+
+    /// The rungs of a downstream's own, the lowest first.
+    pub(super) fn own() -> impl Iterator<Item = Self> {
+        OWN.into_iter().map(Self)
     }
 
     /// All rungs.
@@ -76,6 +93,27 @@ mod tests {
         ] {
             assert_eq!(below(wait), stay, "{wait}");
         }
+    }
+
+    #[test]
+    fn a_stay_on_a_rung_of_ones_own_ends_before_the_wait_too() {
+        let own = |seconds| Rung::own_below(Duration::from_secs(seconds), RUNG_UNIT).map(Rung::units);
+        for (wait, stay) in [
+            (0, None),
+            (4, None),
+            (5, Some(4)),
+            (18, Some(4)),
+            (19, Some(16)),
+            (60, Some(16)),
+            (69, Some(64)),
+            (3600, Some(1024)),
+            (4100, Some(1024)),
+            (4101, Some(4096)),
+            (366 * DAY, Some(4096)),
+        ] {
+            assert_eq!(own(wait), stay, "{wait}");
+        }
+        assert_eq!(Rung::own().map(Rung::units).collect::<Vec<_>>(), [4, 16, 64, 256, 1024, 4096]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
-use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeleteOptions};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, ExchangeDeleteOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
 use tokio::time::timeout;
@@ -66,7 +66,8 @@ impl Leftovers {
         Ok(Self { names: options.names(), downstream: downstream.to_owned(), connection })
     }
 
-    /// The queues that hold jobs, as far as they exist: that of new ones, and that of those that were parked.
+    /// The queues that hold jobs, as far as they exist: that of new ones, that of those that were parked, and
+    /// those where jobs wait for a limit.
     ///
     /// Cancel safe.
     ///
@@ -74,7 +75,9 @@ impl Leftovers {
     /// An error of the broker.
     pub async fn jobs(&self) -> Result<Vec<Leftover>, Error> {
         let Self { names, downstream, .. } = self;
-        self.existing([names.jobs_queue(downstream), names.home_queue(downstream)]).await
+        let waits = names.waits(downstream).map(|delay| delay.name);
+        let queues = [names.jobs_queue(downstream), names.home_queue(downstream)];
+        self.existing(queues.into_iter().chain(waits)).await
     }
 
     /// The queue of the dead letters, if it exists.
@@ -142,6 +145,13 @@ impl Leftovers {
         }
         for queue in last {
             self.delete_queue(&queue.queue).await?;
+        }
+        for delay in self.names.waits(&self.downstream) {
+            let channel = channel(&self.connection).await?;
+            let (what, options) = (format!("exchange {}", delay.name), ExchangeDeleteOptions::default());
+            let deleted = ask(&what, channel.exchange_delete(short(&delay.name)?, options)).await;
+            close(&channel).await;
+            deleted?;
         }
         Ok(Vec::new())
     }

@@ -32,6 +32,8 @@ const THROTTLED: &str = "paced-throttled";
 const REFUSED: &str = "paced-refused";
 const UNREADABLE: &str = "paced-unreadable";
 const EXPIRATION: &str = "paced-expiration";
+/// Brokers' headers are none of jobs, so that a paced that does not know it takes the copy for a job all the same.
+const VERSIONS: &str = "x-opt-paced-versions";
 
 /// The headers that a parked job has beyond its own, besides some of [`REPORT`].
 const STAY: [&str; 7] = [PARKED, PARKED_FOR, FIRST_SEEN, THROTTLED, REFUSED, UNREADABLE, EXPIRATION];
@@ -100,6 +102,9 @@ pub(super) fn parked(
     if let Some(expiration) = expiration.or_else(|| header(properties, EXPIRATION)) {
         headers.push((EXPIRATION.into(), text(&expiration)));
     }
+    if let Some(versions) = &stay.versions {
+        headers.push((VERSIONS.into(), text(versions)));
+    }
     let rank = |name: &str| (!is_ours(name)).then_some(u8::from(!name.starts_with("x-")));
     if !fit(&mut headers, frame_max, "parked job", rank) {
         return None;
@@ -126,7 +131,13 @@ pub(super) fn stay(properties: &BasicProperties) -> Option<Stay> {
         unreadable: count(UNREADABLE),
         first_seen: Micros(number(FIRST_SEEN)?.clamp(0, Micros::MAX.0)),
         assigned_id: None,
+        versions: versions(properties),
     })
+}
+
+/// The versions of what a job waits for that is parked for a limit, as they were when it was parked.
+pub(super) fn versions(properties: &BasicProperties) -> Option<String> {
+    header(properties, VERSIONS)
 }
 
 /// Whether the message is the copy of a job that was parked.

@@ -29,6 +29,7 @@ pub use publish_error::PublishError;
 pub use publisher::Publisher;
 pub use source::AmqpSource;
 pub use status::Status;
+pub use unpark::unpark;
 
 pub use lapin::BasicProperties;
 pub use lapin::types::{AMQPValue, FieldTable};
@@ -59,8 +60,10 @@ mod parking;
 mod properties;
 mod publish_error;
 mod publisher;
+mod read_timeout;
 mod replies;
 mod rights;
+mod rungs;
 mod socket;
 mod source;
 mod status;
@@ -69,6 +72,7 @@ mod tags;
 mod targets;
 mod ticket;
 mod topology;
+mod unpark;
 mod unroutable;
 mod weight;
 mod window;
@@ -77,12 +81,14 @@ use attached::Attached;
 use budget::Account;
 use gate::Gate;
 use links::{Links, Route};
-use parking::{Parker, Parking, Rungs};
+use parking::{Parker, Parking};
 use replies::Replies;
+use rungs::{Own, Rungs};
 use source::Slot;
 use targets::Targets;
 use ticket::Settlement;
 use topology::Names;
+use unpark::{Places, Unparker};
 
 /// The broker, and the names of exchanges and queues there.
 #[derive(Clone, Debug)]
@@ -178,10 +184,14 @@ struct Consumed {
 #[derive(Debug, Default)]
 struct Subscribers {
     tasks: TaskTracker,
+    /// Those that bring parked jobs home: they have no jobs of their own, so that no ack waits for them.
+    unparkers: TaskTracker,
     /// Ends the sources when cancelled.
     closing: CancellationToken,
     /// Whether downstreams are consumed: this is not for publishing alone.
     consumes: bool,
+    /// Bounds those that are emptied of parked jobs at a time.
+    unparking: Places,
 }
 
 impl Amqp {
@@ -252,9 +262,19 @@ impl Amqp {
             publisher: self.publisher.clone(),
             current: link.current.clone(),
             rungs: Arc::clone(&self.rungs),
+            own: Own::new(&self.options, downstream, self.depths.clone()),
             log: ticket::publish_log(downstream),
             misfits: Default::default(),
         });
+        let closing = self.subscribers.closing.child_token();
+        let unparker = Unparker {
+            options: Arc::clone(&self.options),
+            downstream: downstream.to_owned(),
+            link: link.clone(),
+            places: self.subscribers.unparking.clone(),
+            asked: parking.unpark.subscribe(),
+            closing: closing.clone(),
+        };
         let settlement = Settlement {
             options: Arc::clone(&self.options),
             downstream: self.options.downstream(downstream)?.clone(),
@@ -271,11 +291,12 @@ impl Amqp {
         let (subscribers, source) = source::open(
             Arc::new(settlement),
             &Route::new(&self.links, place),
-            self.subscribers.closing.child_token(),
+            closing,
             Attached::each(&consumed.attached),
             slots,
         );
         subscribers.into_iter().for_each(|subscriber| drop(self.subscribers.tasks.spawn(subscriber.run())));
+        self.subscribers.unparkers.spawn(unparker.run());
         Ok(source)
     }
 
@@ -329,28 +350,31 @@ impl Amqp {
     /// Ends everything in order: consumers, then the last acks, then channels and connections. The broker has processed
     /// what was settled before, and requeues what was not.
     ///
-    /// Returns false if that took longer than `within`, or the broker did not answer: then settlements that were not
-    /// processed are lost, and their messages are delivered again.
+    /// Returns false if the broker had not processed all settlements by the end of `within`, or did not answer: then those that
+    /// were not processed are lost, and their messages are delivered again.
     ///
     /// Not cancel safe: a dropped future closes everything without waiting for the broker.
     pub async fn shutdown(self, within: Duration) -> bool {
         self.subscribers.closing.cancel();
         self.subscribers.tasks.close();
+        self.subscribers.unparkers.close();
         self.links.supervisors.close();
+        let mut flushed = false;
         let orderly = async {
             self.subscribers.tasks.wait().await;
             let slots = self.downstreams.values().filter_map(|consumed| consumed.slots.get());
             let flushes = slots.flatten().map(source::flush);
-            let flushed = stream::iter(flushes)
+            flushed = stream::iter(flushes)
                 .buffer_unordered(gate::PLACES)
                 .fold(true, async |all, flushed| all && flushed)
                 .await;
+            self.subscribers.unparkers.wait().await;
             self.replies.close().await;
             self.links.stopping.cancel();
             self.links.supervisors.wait().await;
-            flushed
         };
-        let flushed = tokio::time::timeout(within, orderly).await.unwrap_or(false);
+        // What is left then ends with its connection.
+        let _ = tokio::time::timeout(within, orderly).await;
         self.links.stopping.cancel();
         flushed
     }

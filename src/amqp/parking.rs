@@ -1,6 +1,5 @@
 //! Parks the jobs of one downstream: their copies wait in the broker until it is nearly time.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
@@ -8,81 +7,24 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lapin::{BasicProperties, Connection};
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use lapin::BasicProperties;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::connection::{Backoff, channel, close};
+use super::connection::Backoff;
 use super::error::Error;
-use super::ladder::Rung;
 use super::letter;
 use super::publish_error::PublishError;
 use super::publisher::{Ordering, Publisher, Turn};
+use super::rungs::{Own, RETRY, Rungs, Wait};
 use super::supervisor::ConnectionWatch;
-use super::topology::ensure_rung;
 use super::{Downstream, Options};
 use crate::bounded_log::BoundedLog;
 use crate::dispatch::{Parked, Stay, Ticket};
 use crate::episode::Episode;
 use crate::failpoint;
 use crate::lock::lock;
-use crate::time::wall_now;
-
-/// The rungs that exist, for all downstreams of a process. Each has a lock, since the declaration of one whose queue has
-/// trouble may take long.
-#[derive(Debug, Default)]
-pub(super) struct Rungs(StdMutex<BTreeMap<Rung, Arc<Mutex<bool>>>>);
-
-impl Rungs {
-    /// Ensures that a rung exists, unless that was done before, for callers one after another. Fails where there is no
-    /// connection.
-    async fn ensure(&self, current: &ConnectionWatch, options: &Options, rung: Rung) -> Result<(), Error> {
-        let slot = self.slot(rung);
-        let mut is_known = slot.lock().await;
-        if *is_known {
-            return Ok(());
-        }
-        let lost = || Error::Failed { what: options.names().park(rung), detail: "not connected".to_owned() };
-        let connection = current.borrow().clone().ok_or_else(lost)?;
-        add(&connection, options, rung).await?;
-        *is_known = true;
-        Ok(())
-    }
-
-    /// Ensures that all rungs exist.
-    pub(super) async fn ensure_all(&self, connection: &Connection, options: &Options) -> Result<(), Error> {
-        for rung in Rung::all() {
-            let slot = self.slot(rung);
-            let mut is_known = slot.lock().await;
-            if !*is_known {
-                add(connection, options, rung).await?;
-                *is_known = true;
-            }
-        }
-        Ok(())
-    }
-
-    fn slot(&self, rung: Rung) -> Arc<Mutex<bool>> {
-        Arc::clone(lock(&self.0).entry(rung).or_default())
-    }
-
-    /// Has each rung ensured again, since one does not exist any more.
-    fn forget_all(&self) {
-        lock(&self.0).clear();
-    }
-}
-
-async fn add(connection: &Connection, options: &Options, rung: Rung) -> Result<(), Error> {
-    // The broker closes the channel over a declaration that it refuses.
-    let channel = channel(connection).await?;
-    let ensured = ensure_rung(&channel, options, rung).await;
-    close(&channel).await;
-    ensured
-}
-
-/// How long after jobs could not be parked it is tried again whether they can.
-pub(super) const RETRY: Duration = Duration::from_secs(60);
 
 /// Whether the jobs of a downstream can be parked.
 #[derive(Clone, Debug)]
@@ -124,6 +66,8 @@ pub(super) struct Parking {
     available: Available,
     pub(super) rungs: Arc<Rungs>,
     orders: mpsc::UnboundedSender<Order>,
+    /// Has the jobs brought home that wait for a limit, but for those that were parked under these versions of it.
+    pub(super) unpark: watch::Sender<Option<String>>,
 }
 
 /// A message of which a copy can be parked.
@@ -156,6 +100,7 @@ pub(super) struct Parker {
     /// The consuming connection, for declarations.
     pub(super) current: ConnectionWatch,
     pub(super) rungs: Arc<Rungs>,
+    pub(super) own: Own,
     /// The log of publishes that fail: each job may cause several lines.
     pub(super) log: Arc<BoundedLog>,
     pub(super) misfits: Misfits,
@@ -179,7 +124,7 @@ impl Parking {
         let available = Available { downstream, state };
         let rungs = Arc::clone(&parker.rungs);
         tokio::spawn(parker.run(available.clone(), receiver));
-        Arc::new(Self { available, rungs, orders })
+        Arc::new(Self { available, rungs, orders, unpark: watch::Sender::new(None) })
     }
 
     pub(super) fn is_available(&self) -> bool {
@@ -247,8 +192,9 @@ impl Parker {
             if !ticket.is_live() {
                 break Parked::Lost;
             }
+            let is_own = matches!(turn, Ok((Wait::Own(_), ..)));
             let published = match turn {
-                Ok((exchange, turn)) => {
+                Ok((_, exchange, turn)) => {
                     let Some(properties) = self.properties(&*ticket, &stay) else {
                         break Parked::Refused(ticket);
                     };
@@ -266,6 +212,14 @@ impl Parker {
                 failpoint::reached("park:acked");
                 break Parked::Done;
             };
+            // An exchange that was deleted is declared again first.
+            let may_exist = !matches!(error, PublishError::NoExchange(_)) || refusals > 0;
+            if is_own && is_refusal(&error) && may_exist {
+                // It waits where others do.
+                self.own.refuse(downstream, &error);
+                refusals = 0;
+                continue;
+            }
             refusals += u32::from(!error.is_retryable());
             // All who park there share a channel, which a refusal costs: the first one may be that of another order.
             if refusals > 1 {
@@ -316,68 +270,46 @@ impl Parker {
 
     /// The exchange for a stay, and the right to publish there: the exchange of a rung, which is ensured to exist, or the
     /// home exchange.
-    async fn turn(&self, stay: &Stay) -> Result<(String, Turn), PublishError> {
-        let names = self.options.names();
+    async fn turn(&self, stay: &Stay) -> Result<(Wait, String, Turn), PublishError> {
+        let (names, name) = (self.options.names(), &self.downstream.name);
         // The exchange that paced declares has an alternate one, so that the copy reaches a queue.
         let order = if self.options.declare { Ordering::Kept } else { Ordering::Free };
         loop {
-            let rung = self.rung(stay);
-            let exchange = match rung {
-                Some(rung) => {
-                    let ensured = self.rungs.ensure(&self.current, &self.options, rung).await;
-                    ensured.map_err(|error| match error.is_final() {
-                        true => PublishError::NoExchange(error.to_string()),
-                        false => PublishError::Lost(error.to_string()),
-                    })?;
-                    names.park(rung)
+            let wait = self.own.wait(stay, &self.options);
+            let (exchange, queue) = match wait {
+                Wait::Home => (names.home(), names.home_queue(name)),
+                Wait::Shared(rung) => {
+                    let delay = names.park(rung);
+                    let ensured =
+                        self.rungs.ensure(&self.current, &self.options, std::slice::from_ref(&delay)).await;
+                    ensured.map_err(unensured)?;
+                    (delay.name.clone(), delay.name)
                 }
-                None => names.home(),
+                Wait::Own(rung) => {
+                    let ensured = self.own.ensure(&self.rungs, &self.current, &self.options, name).await;
+                    let is_ensured = ensured.map_err(unensured)?;
+                    let Some(delay) = self.own.delay(rung).filter(|_| is_ensured) else { continue };
+                    (delay.name.clone(), delay.name.clone())
+                }
             };
-            let queue = rung.map_or_else(|| names.home_queue(&self.downstream.name), |rung| names.park(rung));
             let turn = self.publisher.turn(&queue, order).await?;
             // After a wait for it, the stay may be too long.
-            if self.rung(stay) == rung {
-                return Ok((exchange, turn));
+            if self.own.wait(stay, &self.options) == wait {
+                return Ok((wait, exchange, turn));
             }
         }
     }
-
-    fn rung(&self, stay: &Stay) -> Option<Rung> {
-        Rung::below(stay.until.since(wall_now()), self.options.rung_unit)
-    }
 }
 
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt;
+/// Whether the broker refused it where it was to go, and it is nowhere.
+const fn is_refusal(error: &PublishError) -> bool {
+    matches!(error, PublishError::Refused(_) | PublishError::NoExchange(_) | PublishError::Unroutable(_))
+}
 
-    use super::*;
-
-    #[tokio::test]
-    async fn a_rung_whose_declaration_takes_long_holds_up_no_other() {
-        let (rungs, nowhere) = (Rungs::default(), watch::channel(None).1);
-        let options = Options {
-            address: "amqp://127.0.0.1".parse().unwrap(),
-            prefix: "test".into(),
-            haste: 1,
-            rung_unit: Duration::from_secs(1),
-            declare: true,
-            window_bytes: 1 << 20,
-            downstreams: vec![],
-        };
-        let (slow, other) = (rungs.slot(Rung::all().nth(1).unwrap()), Rung::all().next().unwrap());
-        *rungs.slot(other).lock().await = true;
-        let declaring = slow.lock().await;
-        assert_eq!(
-            rungs.ensure(&nowhere, &options, other).now_or_never().map(|ensured| ensured.is_ok()),
-            Some(true)
-        );
-        rungs.forget_all();
-        let ensured = rungs.ensure(&nowhere, &options, other).now_or_never();
-        assert!(
-            ensured.is_some_and(|ensured| ensured.is_err()),
-            "it is declared again, which needs a connection"
-        );
-        drop(declaring);
+/// Why a publish fails whose exchange could not be ensured.
+fn unensured(error: Error) -> PublishError {
+    match error.is_final() {
+        true => PublishError::NoExchange(error.to_string()),
+        false => PublishError::Lost(error.to_string()),
     }
 }

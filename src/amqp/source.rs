@@ -98,6 +98,10 @@ impl Source for AmqpSource {
         self.parking.is_available()
     }
 
+    fn unpark(&self, versions: Option<String>) {
+        self.parking.unpark.send_replace(versions);
+    }
+
     fn is_full(&self) -> bool {
         self.account.is_full()
     }

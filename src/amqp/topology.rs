@@ -48,9 +48,15 @@ impl Names {
         format!("{}.home.{downstream}", self.prefix)
     }
 
-    /// The exchange of a rung, and its queue.
-    pub(super) fn park(&self, rung: Rung) -> String {
-        format!("{}.park.{}s", self.prefix, rung.units())
+    /// The exchange of a rung that all downstreams share, and its queue.
+    pub(super) fn park(&self, rung: Rung) -> Delay {
+        Delay { name: format!("{}.park.{}s", self.prefix, rung.units()), rung, is_own: false }
+    }
+
+    /// The exchanges of a downstream's own rungs, and their queues, the shortest stay first.
+    pub(super) fn waits(&self, downstream: &str) -> impl Iterator<Item = Delay> + use<> {
+        let base = format!("{}.wait.{downstream}", self.prefix);
+        Rung::own().map(move |rung| Delay { name: format!("{base}.{}s", rung.units()), rung, is_own: true })
     }
 
     pub(super) fn queue(&self, downstream: &Downstream) -> String {
@@ -61,6 +67,15 @@ impl Names {
     pub(super) fn jobs_queue(&self, downstream: &str) -> String {
         format!("{}.jobs.{downstream}", self.prefix)
     }
+}
+
+/// A queue that keeps messages for a time, and its exchange, which has the same name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Delay {
+    pub(super) name: String,
+    pub(super) rung: Rung,
+    /// Whether it is a downstream's own, which is consumed at times.
+    pub(super) is_own: bool,
 }
 
 /// Ensures that one downstream's exchanges and queues exist, for callers that need no others.
@@ -152,24 +167,23 @@ pub(super) async fn ensure_home(
 }
 
 /// Ensures that a rung exists.
-pub(super) async fn ensure_rung(channel: &Channel, options: &Options, rung: Rung) -> Result<(), Error> {
-    let names = options.names();
-    let name = names.park(rung);
+pub(super) async fn ensure_rung(channel: &Channel, options: &Options, delay: &Delay) -> Result<(), Error> {
+    let (names, Delay { name, rung, is_own }) = (options.names(), delay);
     if !options.declare {
-        find_exchange(channel, &name).await?;
-        return find_queue(channel, &name).await.map(|_| ());
+        find_exchange(channel, name).await?;
+        return find_queue(channel, name).await.map(|_| ());
     }
     let stay = i64::try_from(rung.stay(options.rung_unit).as_millis()).unwrap_or(i64::MAX);
-    let mut arguments = quorum();
+    let mut arguments = if *is_own { letters_arguments()? } else { quorum() };
     arguments.insert(short("x-message-ttl")?, AMQPValue::LongLongInt(stay));
     arguments.insert(short("x-overflow")?, text("reject-publish"));
     arguments.insert(short("x-dead-letter-exchange")?, text(&names.home()));
     arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
     // Without its queue, what is published to the exchange must not vanish.
-    declare_exchange(channel, &name, ExchangeKind::Fanout, alternate(&names)?).await?;
+    declare_exchange(channel, name, ExchangeKind::Fanout, alternate(&names)?).await?;
     // One with another time to live would be no such rung.
-    declare_queue(channel, &Existing::default(), &name, arguments).await?;
-    bind(channel, &name, &name, "").await
+    declare_queue(channel, &Existing::default(), name, arguments).await?;
+    bind(channel, name, name, "").await
 }
 
 /// The arguments of an exchange from which nothing is lost.

@@ -121,8 +121,11 @@ pub struct Terms {
 pub struct Queues {
     /// The messages that are ready.
     pub queued: Option<u32>,
-    /// The jobs that are parked.
+    /// The jobs that are parked, about: those that wait for a limit, as the broker counts them, are among them.
     pub parked: Option<i64>,
+    /// Those of them that wait for a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked_for_limits: Option<u32>,
     /// The dead letters.
     pub dead: Option<u32>,
 }

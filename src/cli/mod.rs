@@ -28,6 +28,7 @@ mod status;
 mod template;
 mod terms;
 mod top;
+mod unpark;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -152,6 +153,8 @@ enum Command {
     Resume(pause::ResumeArgs),
     /// Resets a downstream's used quota to 0, in every replica
     Reset(reset::Args),
+    /// Brings jobs back early that are parked for a limit of a downstream
+    Unpark(unpark::Args),
     /// Shows and sets the rates of a running downstream
     #[command(subcommand)]
     Rate(rate::Command),
@@ -206,6 +209,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Pause(args) => pause::pause(&global, args).await,
             Command::Resume(args) => pause::resume(&global, args).await,
             Command::Reset(args) => reset::run(&global, args).await,
+            Command::Unpark(args) => unpark::run(&global, args).await,
             Command::History(args) => history::run(&global, args).await,
             Command::Terms(command) => terms::run(&global, command).await,
             Command::Rate(command) => rate::run(&global, command).await,

@@ -94,6 +94,7 @@ mod tests {
             unreadable: 0,
             first_seen,
             assigned_id: None,
+            versions: None,
         }
     }
 

@@ -34,13 +34,19 @@ pub(super) struct Entry {
 }
 
 /// How a message is held here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hold {
     pub(super) since: Instant,
     /// Whether the job may be parked: not after that was refused once.
     pub(super) may_park: bool,
     /// What it waits for, or waited for last.
     pub(super) reason: ParkReason,
+    /// Until when it is expected to wait, if it waits or waited for a limit, and the version of the limits that this is an
+    /// estimate by.
+    pub(super) expected: Option<(Instant, String)>,
+    /// The time that it was parked for, by the wall clock, if its message comes from there. That of the copy that it is parked
+    /// as is another one.
+    pub(super) parked_until: Option<Micros>,
 }
 
 /// The age of a job, by the wall clock.
@@ -100,12 +106,26 @@ impl Entry {
         self.request.end.map_or(due, |end| end.at.min(due))
     }
 
-    /// The stay of this job until `until`, by the wall clock.
-    pub(super) fn stay(&self, until: Micros, reason: ParkReason) -> Stay {
+    /// The stay of this job until `until`, by the wall clock, under these versions of what it waits for. It is a millisecond
+    /// later where the message itself is a copy that was parked for that time: so its copy is never taken for it.
+    pub(super) fn stay(&self, until: Micros, reason: ParkReason, versions: Option<String>) -> Stay {
         let Attempts { sent, throttled, refused, unreadable, .. } = self.attempts;
         let assigned_id = (!self.has_own_id).then(|| self.job.id.clone());
         let first_seen = self.first_seen;
-        Stay { until, reason, attempts: sent, throttled, refused, unreadable, first_seen, assigned_id }
+        // Brokers keep it in ms.
+        let millis = |at: Micros| at.0.saturating_add(999) / 1000;
+        let is_same = self.hold.parked_until.is_some_and(|parked| millis(parked) == millis(until));
+        Stay {
+            until: if is_same { until.plus(Duration::from_millis(1)) } else { until },
+            reason,
+            attempts: sent,
+            throttled,
+            refused,
+            unreadable,
+            first_seen,
+            assigned_id,
+            versions,
+        }
     }
 }
 
@@ -139,7 +159,8 @@ impl Entry {
     /// Finds out what this replica has done for a message that came; `None` if somebody is at work for it, who has its ticket
     /// now. The attempts that it has had are counted on.
     pub(super) fn claim(mut self: Box<Self>, unsettled: &Arc<Unsettled>) -> Option<(Box<Self>, Known)> {
-        let message = Message { job: &self.job, has_own_id: self.has_own_id };
+        let parked_until = self.hold.parked_until;
+        let message = Message { job: &self.job, has_own_id: self.has_own_id, parked_until };
         let (ticket, known) = unsettled.claim(message, self.ticket)?;
         self.ticket = ticket;
         if let Known::Waits(until, attempts) = known {
@@ -158,7 +179,8 @@ impl Entry {
     }
 
     fn message(&self) -> Message<'_> {
-        Message { job: &self.job, has_own_id: self.has_own_id }
+        let parked_until = self.hold.parked_until;
+        Message { job: &self.job, has_own_id: self.has_own_id, parked_until }
     }
 }
 
@@ -173,6 +195,12 @@ impl Waiter for Entry {
 
     fn is_live(&self) -> bool {
         self.ticket.is_live()
+    }
+
+    fn expected(&self, limits: Option<&str>) -> Option<Instant> {
+        let (until, by) = self.hold.expected.as_ref()?;
+        let counts = limits.is_none_or(|limits| by == limits);
+        (self.hold.reason == ParkReason::Limit && counts).then_some(*until)
     }
 
     /// Not one whose credentials were refused: only this replica knows of that.

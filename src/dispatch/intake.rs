@@ -89,8 +89,9 @@ impl Intake {
             return Taken::Dead(ticket, letter, wants_reply(&message, rules));
         }
         let deadline = job.times.deadline.filter(|deadline| *deadline < now);
-        let until = stay.as_ref().map(|stay| stay.until);
-        let not_before = job.times.not_before.max(until).filter(|start| *start > now);
+        // A wait for a limit is no wait of the job's own: it may be over sooner.
+        let own = stay.as_ref().filter(|stay| stay.reason != ParkReason::Limit).map(|stay| stay.until);
+        let not_before = job.times.not_before.max(own).filter(|start| *start > now);
         let since = Instant::now();
         let lane = LaneId::of_plan(job.plan);
         let (first_seen, mut seq) = arrivals.next(stay.as_ref(), now);
@@ -107,8 +108,13 @@ impl Intake {
         let age = Age { born, give_up: max_wait.map(at), too_old: max_age.map(at) };
         let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
         let attempts = stay.as_ref().map(attempts).unwrap_or_default();
-        let reason = stay.as_ref().map_or(ParkReason::NotBefore, |stay| stay.reason);
-        let hold = Hold { since, may_park: true, reason };
+        let parked_for =
+            stay.as_ref().filter(|stay| stay.reason != ParkReason::Limit || not_before.is_none());
+        let reason = parked_for.map_or(ParkReason::NotBefore, |stay| stay.reason);
+        let expected = stay.as_ref().and_then(Stay::expected).filter(|(until, _)| *until > now);
+        let expected = expected.map(|(until, limits)| (arrivals.due(until, (now, since)), limits.to_owned()));
+        let parked_until = stay.as_ref().map(|stay| stay.until);
+        let hold = Hold { since, may_park: true, reason, expected, parked_until };
         let track = Track::default();
         let mut entry =
             Box::new(Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track });
@@ -231,6 +237,7 @@ mod tests {
                 unreadable: 0,
                 first_seen: Micros(0),
                 assigned_id: None,
+                versions: None,
             })
         };
         let failed = kept(5, 3);

@@ -60,6 +60,14 @@ pub trait Source: Send + 'static {
         false
     }
 
+    /// Brings back jobs before their time that are parked for a limit ([`ParkReason::Limit`]), since that has changed: those
+    /// that were not parked under these versions of it ([`Stay::versions`]), as far as the source can tell. Returns at once.
+    ///
+    /// A source that cannot do so ignores it.
+    fn unpark(&self, versions: Option<String>) {
+        let _ = versions;
+    }
+
     /// Ends the source: it takes no new messages, and [`Source::next`] yields those that have arrived already and then
     /// ends.
     ///
@@ -98,6 +106,18 @@ pub struct Stay {
     pub first_seen: Micros,
     /// The id that the job was given here, as its producer gave it none.
     pub assigned_id: Option<String>,
+    /// The versions of what a job waits for that is parked for a limit: that of the limits and their counts, a dot, and that of
+    /// pauses. Where other limits are in force, `until` says nothing any more.
+    pub versions: Option<String>,
+}
+
+impl Stay {
+    /// Until when a job that is parked for a limit is expected to wait, and the version of the limits that this is an estimate
+    /// by.
+    pub(super) fn expected(&self) -> Option<(Micros, &str)> {
+        let versions = self.versions.as_deref().filter(|_| self.reason == ParkReason::Limit)?;
+        versions.rsplit_once('.').map(|(limits, _pauses)| (self.until, limits))
+    }
 }
 
 /// The reasons why jobs are parked.

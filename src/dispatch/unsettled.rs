@@ -10,8 +10,9 @@
 //! | was delivered, dead or parked, but not acked | is not sent: what is left of its settlement is done |
 //!
 //! Only a message that is flagged as delivered before is matched, and only a job whose own message came through an earlier
-//! channel; what has left this replica is matched by its `message_id` and a digest besides. Each job takes one live ticket
-//! at most: two jobs that are equal are sent twice, whichever message settles which.
+//! channel, never one with the copy that it is parked as; what has left this replica is matched by its `message_id` and a
+//! digest besides. Each job takes one live ticket at most: two jobs that are equal are sent twice, whichever message settles
+//! which.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -24,6 +25,7 @@ use super::retry::Attempts;
 use super::source::{DeadLetter, Liveness, Report, Ticket};
 use crate::lock::lock;
 use crate::sink::{Closing, Receipt, Response};
+use crate::time::Micros;
 
 mod message;
 
@@ -69,6 +71,8 @@ struct Record {
     message: Identity,
     /// As in [`Ticket::generation`].
     generation: u64,
+    /// As in [`Message`].
+    parked_until: Option<Micros>,
     /// As [`Message::fingerprint`].
     fingerprint: u64,
     state: State,
@@ -128,11 +132,12 @@ impl Unsettled {
             return Track::default();
         }
         let (fingerprint, state) = (message.fingerprint(), State::AtWork(None));
+        let parked_until = message.parked_until;
         let message = Identity::of(message);
         let mut table = lock(&self.table);
         table.next += 1;
         let place = table.next;
-        table.records.insert(place, Record { message, generation, fingerprint, state });
+        table.records.insert(place, Record { message, generation, parked_until, fingerprint, state });
         Track(Some((Arc::clone(self), place)))
     }
 
@@ -224,7 +229,8 @@ impl Record {
 
     /// Whether this is another delivery of this job's message, in a later generation.
     fn is_of(&self, sought: &Sought<'_>, generation: u64) -> bool {
-        if self.fingerprint != sought.fingerprint {
+        // A copy is another message than the one that it was made of: to settle that by it could lose the job.
+        if self.fingerprint != sought.fingerprint || self.parked_until != sought.message.parked_until {
             return false;
         }
         // If the channel of the redelivery was lost as well, a later one replaces its ticket.

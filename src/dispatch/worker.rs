@@ -208,6 +208,7 @@ impl Worker {
         let admission = JobAdmission { intake: &self.intake, preflight: &self.context.preflight };
         self.engine.tick(now, &admission);
         self.apply();
+        self.unpark_eased(source);
     }
 
     /// Returns the next instant at which something is due, except for what the engine waits for.
@@ -241,6 +242,7 @@ impl Worker {
                     }
                 }
                 Effect::Follow => self.follow(),
+                Effect::Eased => self.eased(),
                 Effect::DropStale => self.halt.drop_stale(),
                 Effect::Cancelled => self.discard_cancelled(),
                 // The engine waits, or continues alone; slots were handed out only to flights, which check the gate.
@@ -262,7 +264,7 @@ impl Worker {
             Taken::Ready(entry) => {
                 self.warn_of_lane(&entry);
                 match self.unless_ended(entry) {
-                    Some((entry, None)) => self.engine.offer(entry),
+                    Some((entry, None)) => self.offer(entry),
                     Some((entry, Some(due))) => self.wait(due, entry),
                     None => {}
                 }
@@ -340,15 +342,8 @@ impl Worker {
                 entry.request.seq = self.intake.position_behind(wait);
                 self.note(Event::Retry(due, entry));
             }
-            Event::Parked => self.parking.in_progress -= 1,
-            Event::Unparked(due, entry) => {
-                self.parking.in_progress -= 1;
-                if entry.ticket.is_live()
-                    && let Some(entry) = self.unless_cancelled(entry)
-                {
-                    self.engine.offer_later(due, entry);
-                }
-            }
+            Event::Parked(began) => _ = self.parking.ended(began),
+            Event::Unparked(due, began, entry) => self.stays_here(due, began, entry),
             Event::Unused { lane, cost, slot } => self.engine.give_back_unused((lane, cost, slot)),
             Event::Pause(end) => self.engine.penalize(end),
             Event::CoolDown(sent) => self.engine.cool_down(sent),

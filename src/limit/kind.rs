@@ -1,5 +1,6 @@
 //! Properties of limits that depend on their algorithm.
 
+use std::mem::discriminant;
 use std::time::Duration;
 
 use super::tat::Pace;
@@ -58,6 +59,23 @@ impl Limit {
         self.tat().is_some()
     }
 
+    /// Whether it releases nothing sooner than the other, whatever was taken: it has the same windows and no more units, or
+    /// the same algorithm with no higher rate and burst.
+    pub(crate) fn is_within(&self, other: &Self) -> bool {
+        use Algorithm::{FixedWindow, Quota, SlidingLog, SlidingWindow};
+        let is_as_slow = match (self.algorithm, other.algorithm) {
+            (FixedWindow(one), FixedWindow(two)) | (Quota(one), Quota(two)) => one.edges() == two.edges(),
+            (SlidingWindow(one), SlidingWindow(two)) => {
+                (one.buckets(), one.width()) == (two.buckets(), two.width())
+            }
+            (SlidingLog(one), SlidingLog(two)) => one.period() == two.period(),
+            (one, two) => {
+                discriminant(&one) == discriminant(&two) && self.rate().interval() >= other.rate().interval()
+            }
+        };
+        is_as_slow && self.burst() <= other.burst()
+    }
+
     /// The number of states that its state counts as, by the work of reading and writing it.
     pub(crate) const fn weight(&self) -> usize {
         match &self.algorithm {
@@ -92,6 +110,7 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Edges;
 
     #[test]
     fn windows_may_release_twice_in_little_time_and_a_pace_may_not() {
@@ -102,5 +121,43 @@ mod tests {
         let window = Limit::fixed_window("w", 100, seconds(60)).unwrap();
         assert_eq!(window.most_within(seconds(10)), 200, "over an edge");
         assert_eq!(window.most_within(seconds(61)), 300);
+    }
+
+    #[test]
+    fn a_limit_is_within_others_that_release_no_later() {
+        let second = Duration::from_secs(1);
+        let rate = |count| Rate::new(count, second).unwrap();
+        let bucket = |count, burst| Limit::leaky_bucket("l", rate(count), burst).unwrap();
+        let gcra = |count, burst| Limit::gcra("l", rate(count), burst).unwrap();
+        let fixed = |count, seconds: u32| Limit::fixed_window("l", count, second * seconds).unwrap();
+        let hit = |count| Limit::first_hit_window("l", count, second * 60).unwrap();
+        let quota =
+            |count| Limit::quota("l", count, Edges::Aligned { period: 60_000_000, offset: 0 }).unwrap();
+        let sliding = |count, buckets| Limit::sliding_window("l", count, second * 60, buckets).unwrap();
+        let log = |count, seconds: u32| Limit::sliding_log("l", count, second * seconds).unwrap();
+        for (tighter, other) in [
+            (bucket(5, 1), bucket(7, 1)),
+            (gcra(5, 2), gcra(5, 3)),
+            (fixed(5, 60), fixed(7, 60)),
+            (hit(5), hit(7)),
+            (quota(5), quota(7)),
+            (sliding(5, 10), sliding(7, 10)),
+            (log(5, 60), log(7, 60)),
+        ] {
+            assert!(tighter.is_within(&tighter) && tighter.is_within(&other), "{tighter:?} {other:?}");
+            assert!(!other.is_within(&tighter), "{tighter:?} {other:?}");
+        }
+        for (one, other) in [
+            (bucket(5, 2), bucket(7, 1)),
+            (bucket(5, 1), gcra(5, 1)),
+            // Half as many in half the time: where it is used up, that is over sooner.
+            (fixed(5, 30), fixed(10, 60)),
+            (log(5, 30), log(10, 60)),
+            (fixed(5, 60), hit(5)),
+            (quota(5), fixed(5, 60)),
+            (sliding(5, 20), sliding(5, 10)),
+        ] {
+            assert!(!one.is_within(&other), "{one:?} {other:?}");
+        }
     }
 }

@@ -85,6 +85,18 @@ impl Settings {
         how(self) == how(other) && self.lanes().eq(other.lanes())
     }
 
+    /// Whether these limits may release a job sooner than others do: not where they are the same ones, as high at most.
+    pub(crate) fn may_release_sooner(&self, than: &Self) -> bool {
+        let is_tighter = |new: &Limit, old: &Limit| new.name() == old.name() && new.is_within(old);
+        let are_tighter = |(new, old): (&LimitSet, &LimitSet)| {
+            new == old
+                || (new.combine() == old.combine()
+                    && new.len() == old.len()
+                    && new.iter().zip(old.iter()).all(|(new, old)| is_tighter(new, old)))
+        };
+        self.plans.len() != than.plans.len() || !self.lanes().zip(than.lanes()).all(are_tighter)
+    }
+
     /// The limits that apply to this lane. An unknown plan has the downstream's limits.
     pub(crate) fn limits_of(&self, lane: LaneId) -> &LimitSet {
         let plan = lane.plan().and_then(|plan| self.plans.get(plan));

@@ -76,6 +76,13 @@ pub(crate) trait Waiter {
         false
     }
 
+    /// Until when it is expected to wait for a limit, if that was estimated before, by this version of the limits; by whichever
+    /// where that is not known.
+    fn expected(&self, limits: Option<&str>) -> Option<Instant> {
+        let _ = limits;
+        None
+    }
+
     fn lane(&self) -> LaneId {
         self.request().lane
     }
@@ -117,5 +124,9 @@ impl<W: Waiter> Waiter for Box<W> {
 
     fn may_wait_elsewhere(&self) -> bool {
         (**self).may_wait_elsewhere()
+    }
+
+    fn expected(&self, limits: Option<&str>) -> Option<Instant> {
+        (**self).expected(limits)
     }
 }

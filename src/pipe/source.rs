@@ -187,6 +187,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
                     unreadable: 0,
                     first_seen,
                     assigned_id: None,
+                    versions: None,
                 };
                 Some(Ready { line, message, stay: Some(stay) })
             }

@@ -191,7 +191,7 @@ impl Driver {
                     }
                 }
                 // Callers have no ids by which they could be cancelled.
-                Effect::Prepare { .. } | Effect::DropStale | Effect::Cancelled => {}
+                Effect::Prepare { .. } | Effect::DropStale | Effect::Cancelled | Effect::Eased => {}
             }
         }
         self.effects = effects;

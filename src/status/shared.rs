@@ -179,6 +179,11 @@ fn downstream(
     known.describe(&mut downstream, replicas, now);
     if let Some(depth) = depth {
         (downstream.queues.queued, downstream.queues.dead) = (Some(depth.ready), depth.dead);
+        if depth.waiting > 0 {
+            // The store may have forgotten them.
+            let parked = downstream.queues.parked.max(Some(depth.waiting.into()));
+            (downstream.queues.parked, downstream.queues.parked_for_limits) = (parked, Some(depth.waiting));
+        }
     }
     downstream.releases.through_at = through_at(&downstream, &snapshot, now);
     downstream.binding.text = words::text(&downstream, now);

@@ -18,7 +18,14 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
     let end = |until: Option<Millis>| until.map_or_else(String::new, |at| format!(" until {}", instant(at)));
     match binding.reason.as_str() {
         "idle" => match downstream.queues.parked.filter(|parked| *parked > 0) {
-            Some(parked) => format!("no job may be released yet: {parked} parked in the broker"),
+            Some(parked) => match downstream.queues.parked_for_limits {
+                Some(limited) => {
+                    format!(
+                        "no job may be released yet: {parked} parked in the broker, {limited} of these for a limit or a pause"
+                    )
+                }
+                None => format!("no job may be released yet: {parked} parked in the broker"),
+            },
             None => "nothing to do".to_owned(),
         },
         "starting" => "the limits in force are not known yet".to_owned(),
@@ -139,6 +146,13 @@ mod tests {
         assert_eq!(said("idle", None, |_| ()), "nothing to do");
         let parked = said("idle", None, |downstream| downstream.queues.parked = Some(3));
         assert_eq!(parked, "no job may be released yet: 3 parked in the broker");
+        let limited = said("idle", None, |downstream| {
+            (downstream.queues.parked, downstream.queues.parked_for_limits) = (Some(20), Some(18));
+        });
+        assert_eq!(
+            limited,
+            "no job may be released yet: 20 parked in the broker, 18 of these for a limit or a pause"
+        );
         let pause = |downstream: &mut Downstream| {
             let (by, reason) = (Some("127.0.0.1:1".to_owned()), Some("maintenance".to_owned()));
             downstream.terms.pause = Some(Pause { by, reason, ..Pause::default() });

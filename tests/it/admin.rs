@@ -36,6 +36,7 @@ mod tls;
 mod toggles;
 mod tokens;
 mod top;
+mod unpark;
 
 /// The table `[admin]`, on any free port.
 const ADMIN: &str = "[admin]\nlisten = '127.0.0.1:0'\n";

@@ -23,9 +23,19 @@ fn later(stem: &str, count: usize, wait: Duration) -> Vec<Job> {
     Job::many(stem, count).into_iter().map(not_before).collect()
 }
 
+/// The number of jobs that wait for a limit.
+pub async fn waiting(site: &Site) -> u32 {
+    let mut all = 0;
+    for power in (2..=12).step_by(2) {
+        let rung = format!("{}.wait.billing.{}s", site.prefix, 1 << power);
+        all += publish::depth(&site.amqp, &rung).await.unwrap_or(0);
+    }
+    all
+}
+
 /// The number of jobs that wait in all rungs.
 pub async fn parked(site: &Site) -> u32 {
-    let mut all = 0;
+    let mut all = waiting(site).await;
     for power in 0..=22 {
         let rung = format!("{}.park.{}s", site.prefix, 1 << power);
         all += publish::depth(&site.amqp, &rung).await.unwrap_or(0);

@@ -11,6 +11,9 @@ const FIRST_RETRY: Duration = Duration::from_secs(5);
 /// The longest of these waits.
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
+/// The first wait where a queue is often missing, and the longest.
+const SELDOM: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(1800)];
+
 /// The result of the latest looks at a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -27,8 +30,8 @@ enum State {
 /// The length of one queue over time.
 #[derive(Debug)]
 pub(super) struct Length {
-    /// The first wait after a look that failed.
-    first_retry: Duration,
+    /// The first wait after a look that failed, and the longest.
+    retries: [Duration; 2],
     state: State,
     /// The number of looks in a row that failed, and when the next one is due.
     failures: u32,
@@ -38,8 +41,14 @@ pub(super) struct Length {
 impl Length {
     /// A queue whose length is not known yet; `haste` divides the first wait after a failure.
     pub(super) fn new(haste: u32) -> Self {
-        let first_retry = FIRST_RETRY / haste;
-        Self { first_retry, state: State::Unknown, failures: 0, retry_at: None }
+        let retries = [FIRST_RETRY / haste, LONGEST_RETRY];
+        Self { retries, state: State::Unknown, failures: 0, retry_at: None }
+    }
+
+    /// As [`Length::new`], for a queue that few downstreams have.
+    pub(super) fn seldom(haste: u32) -> Self {
+        let [first, longest] = SELDOM;
+        Self { retries: [first / haste, longest], ..Self::new(haste) }
     }
 
     /// Forgets what was found, which is no longer so.
@@ -47,6 +56,11 @@ impl Length {
         if matches!(self.state, State::Found { .. }) {
             self.state = State::Unknown;
         }
+    }
+
+    /// Has the queue looked at at the next sweep, since it was declared just now.
+    pub(super) const fn declared(&mut self) {
+        (self.failures, self.retry_at) = (0, None);
     }
 
     /// The length that counts; `None` if the queue is missing, or cannot be looked at.
@@ -70,7 +84,7 @@ impl Length {
             _ => messages,
         };
         *self = Self {
-            first_retry: self.first_retry,
+            retries: self.retries,
             state: State::Found { believed, last: messages },
             failures: 0,
             retry_at: None,
@@ -92,7 +106,8 @@ impl Length {
     }
 
     fn wait(&mut self, now: Instant) {
-        let wait = (self.first_retry * (1 << self.failures.min(10))).min(LONGEST_RETRY);
+        let [first, longest] = self.retries;
+        let wait = (first * (1 << self.failures.min(10))).min(longest);
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(now + wait);
     }
@@ -127,6 +142,20 @@ mod tests {
         length.missing(Instant::now());
         length.forget();
         assert_eq!((length.get(), length.state), (None, State::Missing));
+    }
+
+    #[test]
+    fn a_queue_that_was_missing_is_looked_at_as_soon_as_it_is_declared() {
+        let (mut length, now) = (Length::seldom(1), Instant::now());
+        for _ in 0..9 {
+            length.missing(now);
+        }
+        let [first, longest] = SELDOM;
+        assert!(!length.is_due(now + longest - first) && length.is_due(now + longest));
+        length.declared();
+        assert!(length.is_due(now));
+        length.missing(now);
+        assert!(length.is_due(now + first), "it was deleted meanwhile");
     }
 
     #[test]

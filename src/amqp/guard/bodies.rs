@@ -15,8 +15,9 @@ pub(crate) trait Admit: fmt::Debug + Send + Sync {
     /// Called for each frame of a body that is cut.
     fn cut(&self);
 
-    /// Whether a message whose body is cut keeps its properties.
-    fn keeps_properties(&self) -> bool {
+    /// Whether a message on this channel whose body is cut keeps its properties.
+    fn keeps_properties(&self, channel: u16) -> bool {
+        let _ = channel;
         false
     }
 }
@@ -32,7 +33,7 @@ impl Admit for HeadsOnly {
 
     fn cut(&self) {}
 
-    fn keeps_properties(&self) -> bool {
+    fn keeps_properties(&self, _channel: u16) -> bool {
         true
     }
 }
@@ -77,14 +78,14 @@ impl Bodies {
         let (admit, size) = (self.admit.as_ref()?, body_size(payload)?);
         let index = self.redelivered.iter().position(|redelivered| *redelivered == channel);
         let is_redelivered = index.map(|index| self.redelivered.swap_remove(index)).is_some();
-        let remains = if admit.keeps_properties() { Remains::Properties } else { Remains::Length(size) };
         if admit.admit(channel, size, is_redelivered) {
             return None;
         }
+        let keeps = admit.keeps_properties(channel);
         if size > 0 {
             self.cut.push((channel, size));
         }
-        Some(remains)
+        Some(if keeps { Remains::Properties } else { Remains::Length(size) })
     }
 
     /// Whether a frame of a body on this channel is cut.

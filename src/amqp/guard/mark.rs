@@ -27,7 +27,7 @@ const MAX_DETAIL: usize = 300;
 pub(crate) enum Mark {
     /// The message is malformed, and what cannot be parsed is missing. The text says what was wrong.
     Malformed(String),
-    /// The body, of this length, is missing, and so are all properties.
+    /// The body, of this length, is missing, and properties may be.
     Cut(u64),
 }
 
@@ -70,8 +70,12 @@ fn named(name: &str, kind: u8, value: &[u8]) -> Vec<u8> {
 
 /// Takes the mark off the properties: what the guard did to the message, if it has changed it.
 ///
-/// It must be called on every delivery of lapin, before anything else reads it.
+/// It must be called on every delivery of lapin, before anything else reads it. A body that was cut is never an empty one: a
+/// reader of properties alone calls [`take_body_length`] first.
 pub(crate) fn take_mark(properties: &mut BasicProperties) -> Option<Mark> {
+    if let Some(body) = take_body_length(properties) {
+        return Some(Mark::Cut(body));
+    }
     Some(match take(properties, &NAME)? {
         AMQPValue::LongString(detail) => Mark::Malformed(detail.to_string()),
         AMQPValue::LongLongInt(body) => Mark::Cut(u64::try_from(body).unwrap_or_default()),
@@ -79,7 +83,7 @@ pub(crate) fn take_mark(properties: &mut BasicProperties) -> Option<Mark> {
     })
 }
 
-/// Takes the mark of [`HeadsOnly`](super::HeadsOnly) off the properties: the length of the body that was cut.
+/// Takes the mark off the properties of a message whose body was cut alone: the length of the body.
 pub(crate) fn take_body_length(properties: &mut BasicProperties) -> Option<u64> {
     match take(properties, &BODY)? {
         AMQPValue::LongLongInt(body) => u64::try_from(body).ok(),

@@ -130,6 +130,7 @@ fn a_stay() -> Stay {
         unreadable: 1,
         first_seen: Micros(1_600_000_000_000_007),
         assigned_id: None,
+        versions: None,
     }
 }
 
@@ -368,4 +369,17 @@ fn the_routing_key_is_ours_or_else_the_brokers() {
     headers.insert(ROUTING_KEY.into(), text("ours"));
     assert_eq!(routing_key(&BasicProperties::default().with_headers(headers)).as_deref(), Some("ours"));
     assert_eq!(routing_key(&BasicProperties::default()), None);
+}
+
+#[test]
+fn a_copy_says_by_which_limits_it_was_parked_and_its_job_does_not() {
+    let under = |versions: &str| Stay { versions: Some(versions.to_owned()), ..a_stay() };
+    let copy = fitted(&BasicProperties::default(), "billing", &under("3.ab.1.7"));
+    let name = names(&copy).into_iter().find(|name| name.contains("versions")).unwrap();
+    // Others that read it, also earlier ones of paced, take it for a header of the broker.
+    assert!(!is_ours(&name) && is_brokers(&name), "{name}");
+    assert_eq!(stay(&copy).unwrap().versions.as_deref(), Some("3.ab.1.7"));
+    let again = fitted(&copy, "billing", &under("4.ab.1.7"));
+    assert_eq!(stay(&again).unwrap().versions.as_deref(), Some("4.ab.1.7"));
+    assert_eq!(versions(&fitted(&again, "billing", &a_stay())), None);
 }

@@ -1,6 +1,5 @@
 //! Keeps one queue of a downstream consumed.
 
-use std::pin::pin;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,14 +16,15 @@ use tracing::{info, warn};
 use super::Slot;
 use crate::amqp::admission::Admission;
 use crate::amqp::attached::Attached;
-use crate::amqp::connection::{ANSWER, Backoff, STABLE, close};
+use crate::amqp::connection::{Backoff, STABLE, close};
 use crate::amqp::error::Error;
 use crate::amqp::foreign::{Kind, Traits};
 use crate::amqp::guard::{Mark, take_mark};
 use crate::amqp::letter;
 use crate::amqp::links::Route;
 use crate::amqp::message::message;
-use crate::amqp::parking;
+use crate::amqp::read_timeout;
+use crate::amqp::rungs;
 use crate::amqp::supervisor::up;
 use crate::amqp::ticket::{AmqpTicket, Settlement, Subscription};
 use crate::amqp::topology::short;
@@ -35,12 +35,10 @@ use crate::episode::Episode;
 use crate::failpoint;
 use crate::lock::lock;
 use pump::Pump;
-use read_timeout::ReadTimeout;
 use stand_in::StandIn;
 
 mod attach;
 mod pump;
-mod read_timeout;
 mod stand_in;
 
 /// How long a message may be unacked before the broker takes it back, where the broker lets each consumer say so;
@@ -212,7 +210,7 @@ impl Subscriber {
         self.reports.attached.set(true);
         if self.queue == Queue::Home {
             match without {
-                Some(error) => self.settlement.parking.shut(&error, Some(parking::RETRY)),
+                Some(error) => self.settlement.parking.shut(&error, Some(rungs::RETRY)),
                 None => self.settlement.parking.open(),
             }
         }
@@ -235,7 +233,7 @@ impl Subscriber {
             self.settlement.parking.shut(error, None);
             // The downstream is consumed as well as it can be.
             self.reports.attached.set(true);
-            return Some(After::Delay(parking::RETRY));
+            return Some(After::Delay(rungs::RETRY));
         }
         let gate = &self.route.link.gate;
         if gate.existing.note(error) {
@@ -312,12 +310,7 @@ impl Subscriber {
         what: &str,
         answer: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<T, Error> {
-        let mut answer = pin!(answer);
-        let mut timeout = ReadTimeout::new(&self.route.link.admissions, &self.closing);
-        tokio::select! {
-            answer = &mut answer => answer.map_err(|error| Error::of(what, &error)),
-            () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: ANSWER }),
-        }
+        read_timeout::answer(&self.route.link.admissions, &self.closing, what, answer).await
     }
 
     /// Hands on a delivery. Returns false if there is no room for it: it is given back.

@@ -26,10 +26,10 @@ pub(in crate::dispatch) enum Event {
     Retry(Instant, Box<Entry>),
     /// The downstream throttled the job, which is tried again later.
     Throttled(Instant, Box<Entry>),
-    /// A job is parked, or its message is not live any more.
-    Parked,
-    /// The job cannot be parked: it waits here until this instant.
-    Unparked(Instant, Box<Entry>),
+    /// A job is parked, or its message is not live any more. If it was for a limit, so often had limits changed before.
+    Parked(Option<u64>),
+    /// The job cannot be parked: it waits here until this instant. The number is that of [`Event::Parked`].
+    Unparked(Instant, Option<u64>, Box<Entry>),
     /// The downstream asks for a pause until this instant.
     Pause(Deadline),
     /// The downstream throttles, and does not say for how long. This is when the job was sent.
@@ -87,12 +87,14 @@ impl Event {
             Self::Back(entry) => Some(entry),
             Self::Retry(due, mut entry)
             | Self::Throttled(due, mut entry)
-            | Self::Unparked(due, mut entry) => {
+            | Self::Unparked(due, _, mut entry) => {
                 entry.request.since = due;
                 Some(entry)
             }
             Self::Refused(refused) => Some(refused.entry),
-            Self::Unused { .. } | Self::Pause(_) | Self::CoolDown(_) | Self::Parked | Self::Ended(_) => None,
+            Self::Unused { .. } | Self::Pause(_) | Self::CoolDown(_) | Self::Parked(_) | Self::Ended(_) => {
+                None
+            }
         }
     }
 }

@@ -147,6 +147,7 @@ async fn one_that_was_parked_is_discarded_when_it_comes_home() {
         unreadable: 0,
         first_seen: wall_now(),
         assigned_id: None,
+        versions: None,
     };
     let done = bench.start();
     bench.publish_parked(message("home"), stay(0));

@@ -75,6 +75,7 @@ async fn a_job_that_came_home_is_held_for_the_rest_and_keeps_its_attempts() {
         unreadable: 0,
         first_seen: now,
         assigned_id: None,
+        versions: None,
     };
     // The last of its three attempts.
     bench.sink.answer("tried", retry(503));
@@ -161,6 +162,7 @@ async fn a_job_that_came_home_has_its_old_place() {
         unreadable: 0,
         first_seen: wall_now().minus(Duration::from_secs(60)),
         assigned_id: None,
+        versions: None,
     };
     bench.publish_parked(message("old"), stay);
     let done = bench.start();
@@ -252,4 +254,20 @@ async fn jobs_that_are_not_held_for_long_or_were_refused_are_not_parked() {
     done.await.unwrap();
     let released = bench.sink.millis(start);
     assert!(matches!(released[..], [0..=100, 3_599_000..=3_601_000]), "{released:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_cannot_be_parked_for_a_limit_goes_when_that_is_reset() {
+    let window = Limit::first_hit_window("window", 3, 60 * MINUTE).unwrap();
+    let mut bench = parking("100/s");
+    let limits = bench.options.limits.iter().cloned().chain([window.clone()]).collect();
+    bench.options.limits = LimitSet::new(limits).unwrap();
+    bench.tickets.parking = ScriptedParking::Refused;
+    bench.publish_many(0..20);
+    let _running = bench.start();
+    tokio::time::sleep(25 * MINUTE).await;
+    assert_eq!(bench.sink.count(), 3, "the others were held for 20 minutes, and wait for the next window");
+    update_record(&bench, Change::Reset { limits: &[window] }).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(bench.sink.count(), 6);
 }

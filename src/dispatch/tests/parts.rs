@@ -30,7 +30,7 @@ mod store;
 pub(super) use clock::LateOnce;
 pub(super) use sink::RecordingSink;
 pub(super) use source::{LATER, Ledger, NOWHERE, ScriptedParking, Settled};
-use source::{Place, ScriptedSource, ScriptedTicket};
+use source::{Place, ScriptedSource, ScriptedTicket, SourceParking};
 pub(super) use store::FlakyStore;
 
 /// A dispatcher under test, with everything around it.
@@ -65,8 +65,7 @@ pub(super) struct SourceEnd {
     pauses: Arc<Mutex<Vec<bool>>>,
     /// Whether it is full, so that it hands out nothing.
     pub(super) full: watch::Sender<bool>,
-    /// Whether it can park; set at the start, by the tickets.
-    pub(super) can_park: Arc<AtomicBool>,
+    pub(super) parking: SourceParking,
     /// How many messages it hands out at once at most, as it says.
     pub(super) most_at_once: Arc<AtomicUsize>,
     /// The source, before the dispatcher is started.
@@ -93,7 +92,7 @@ impl Bench {
         let limit = Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 1).unwrap();
         let (tell, messages) = mpsc::unbounded_channel();
         let (windows, pauses, full) = (Arc::default(), Arc::default(), watch::Sender::new(false));
-        let (can_park, most_at_once) = (Arc::default(), Arc::new(AtomicUsize::new(usize::MAX)));
+        let (parking, most_at_once) = (SourceParking::default(), Arc::new(AtomicUsize::new(usize::MAX)));
         Self {
             options: Options {
                 downstream: "billing".to_owned(),
@@ -137,13 +136,13 @@ impl Bench {
                     pauses: Arc::clone(&pauses),
                     is_paused: false,
                     full: full.subscribe(),
-                    can_park: Arc::clone(&can_park),
                     most_at_once: Arc::clone(&most_at_once),
+                    parking: parking.clone(),
                 }),
                 windows,
                 pauses,
                 full,
-                can_park,
+                parking,
                 most_at_once,
             },
             running: None,
@@ -215,7 +214,7 @@ impl Bench {
     pub(super) fn start(&mut self) -> AbortOnDropHandle<Drained> {
         let source = self.source.source.take().expect("started once");
         let can_park = self.tickets.parking != ScriptedParking::Absent;
-        self.source.can_park.store(can_park, Ordering::SeqCst);
+        self.source.parking.can_park.store(can_park, Ordering::SeqCst);
         let dispatcher = Dispatcher::new(
             self.options.clone(),
             Arc::clone(&self.store) as _,

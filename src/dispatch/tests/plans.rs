@@ -6,6 +6,7 @@ use crate::dispatch::{OnLimit, Options, ParkReason, Stay};
 use crate::job::PlanRules;
 use crate::limit::{Edges, Limit, LimitSet};
 
+mod home;
 mod parking;
 
 fn leaky(name: &str, rate: &str, burst: u32) -> Limit {

@@ -212,12 +212,12 @@ async fn a_wait_that_began_while_nothing_could_be_parked_is_not_brought_forward(
     bench.options.hold_max = 10 * MINUTE;
     let before = wall_now();
     let _running = bench.start();
-    bench.source.can_park.store(false, Ordering::SeqCst);
+    bench.source.parking.can_park.store(false, Ordering::SeqCst);
     bench.publish(not_before("far", 120 * MINUTE));
     bench.publish(not_before("near", 28 * MINUTE));
     tokio::time::sleep(21 * MINUTE).await;
     assert_eq!(bench.ledger.all(), []);
-    bench.source.can_park.store(true, Ordering::SeqCst);
+    bench.source.parking.can_park.store(true, Ordering::SeqCst);
     bench.ledger.count(2).await;
     let stays: HashMap<String, Stay> = stays(&bench).into_iter().collect();
     for (id, wait) in [("far", 120 * MINUTE), ("near", 28 * MINUTE)] {

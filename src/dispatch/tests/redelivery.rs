@@ -3,8 +3,9 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::dispatch::tests::parts::ScriptedParking;
-use crate::dispatch::{Backoff, Drained, ParkReason, Stay};
+use crate::dispatch::{Backoff, Drained};
+
+mod parked;
 
 const TAKES: Duration = Duration::from_secs(5);
 
@@ -317,51 +318,4 @@ async fn a_job_that_is_replayed_is_not_taken_for_the_dead_one() {
     bench.ledger.count(2).await;
     assert_eq!(bench.sink.count(), 3);
     assert!(matches!(bench.ledger.of("given back")[..], [Settled::Acked(_)]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_retry_of_what_was_parked_for_a_limit_waits_for_itself() {
-    let mut bench = Bench::new("100/s", QUICK);
-    bench.options.retry.backoff = Backoff { min: Duration::from_secs(600), max: Duration::from_secs(600) };
-    bench.sink.answer("a", retry(503));
-    let now = wall_now();
-    let stay = || Stay {
-        until: now,
-        reason: ParkReason::Limit,
-        attempts: 0,
-        throttled: 0,
-        refused: 0,
-        unreadable: 0,
-        first_seen: now,
-        assigned_id: None,
-    };
-    bench.publish_parked(message("a"), stay());
-    let _running = bench.start();
-    bench.sink.arrived(1).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    bench.reconnect();
-    bench.tickets.parking = ScriptedParking::Done;
-    bench.source.can_park.store(true, Ordering::SeqCst);
-    bench.publish_parked_again(message("a"), "again", stay());
-    bench.ledger.count(1).await;
-    let again = bench.ledger.of("again");
-    let [Settled::Parked(stay)] = &again[..] else { panic!("{again:?}") };
-    assert_eq!((stay.reason, stay.attempts), (ParkReason::Retry, 1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_comes_again_while_it_is_parked_is_acked_and_parked_once() {
-    let mut bench = Bench::new("100/s", QUICK);
-    bench.tickets.parking = ScriptedParking::Slow;
-    let at = wall_now().0 / 1000 + 3_600_000;
-    let headers = vec![("paced-not-before".to_owned(), Value::Integer(at.into()))];
-    let job = || Message { headers: headers.clone(), ..message("a") };
-    bench.publish(job());
-    let _running = bench.start();
-    bench.ledger.count(1).await;
-    bench.reconnect();
-    bench.publish_again(job(), "again");
-    bench.ledger.count(2).await;
-    assert!(matches!(bench.ledger.of("again")[..], [Settled::Discarded(_)]), "{:?}", bench.ledger);
-    assert!(matches!(bench.ledger.of("a")[..], [Settled::Parked(_)]));
 }

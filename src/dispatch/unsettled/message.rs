@@ -5,6 +5,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, LazyLock};
 
 use crate::job::{Content, Job};
+use crate::time::Micros;
 
 /// What a job is recognized by.
 pub(super) enum Identity {
@@ -17,11 +18,14 @@ pub(super) enum Identity {
 pub(in crate::dispatch) struct Message<'a> {
     pub(in crate::dispatch) job: &'a Arc<Job>,
     pub(in crate::dispatch) has_own_id: bool,
+    /// The time that it was parked for, if it is the copy of a job that was: no other copy of that, nor the message that it was
+    /// made of, has the same one.
+    pub(in crate::dispatch) parked_until: Option<Micros>,
 }
 
 /// A message that is looked for.
 pub(super) struct Sought<'a> {
-    message: Message<'a>,
+    pub(super) message: Message<'a>,
     /// As [`Message::fingerprint`].
     pub(super) fingerprint: u64,
     /// Made when it is first compared, since that goes over its whole body.
@@ -39,13 +43,13 @@ impl<'a> Sought<'a> {
 }
 
 impl Identity {
-    pub(super) fn of(Message { job, has_own_id }: Message<'_>) -> Self {
+    pub(super) fn of(Message { job, has_own_id, .. }: Message<'_>) -> Self {
         Self::Job { job: Arc::clone(job), has_own_id }
     }
 
     /// Whether this is the message that is looked for.
     pub(super) fn is(&self, sought: &Sought<'_>) -> bool {
-        let Message { job, has_own_id } = sought.message;
+        let Message { job, has_own_id, .. } = sought.message;
         match self {
             Self::Job { job: known, has_own_id: has_known_id } => {
                 *has_known_id == has_own_id

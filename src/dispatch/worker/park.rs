@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::Worker;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::Event;
-use crate::dispatch::source::{ParkReason, Parked, Report, Source};
-use crate::dispatch::unsettled::LeftOver;
+use crate::dispatch::source::{ParkReason, Parked, Report, Source, Ticket};
+use crate::dispatch::unsettled::{LeftOver, Track};
 use crate::pace::Waiter;
 use crate::time::wall_now;
 
@@ -41,11 +41,30 @@ pub(super) struct Parking {
     pub(super) in_progress: usize,
     /// When the next scan looks for jobs that are held for too long.
     next_scan_at: Instant,
+    /// Whether the jobs that are parked for a limit are to come back.
+    unpark: bool,
+    /// How often limits changed, so that jobs may go sooner. What began to be parked for a limit before the last change is
+    /// to come back too.
+    changes: u64,
 }
 
 impl Parking {
     pub(super) fn new() -> Self {
-        Self { in_progress: 0, next_scan_at: Instant::now() }
+        Self { in_progress: 0, next_scan_at: Instant::now(), unpark: false, changes: 0 }
+    }
+
+    /// Handles that jobs may go sooner than was expected when they were parked.
+    const fn eased(&mut self) {
+        (self.unpark, self.changes) = (true, self.changes + 1);
+    }
+
+    /// Handles that a job is parked, or stays here. If it was to wait for a limit, this was the number of changes when that
+    /// began. Returns whether jobs may go sooner by now.
+    pub(super) fn ended(&mut self, began: Option<u64>) -> bool {
+        self.in_progress -= 1;
+        let is_outdated = began.is_some_and(|began| began < self.changes);
+        self.unpark |= is_outdated;
+        is_outdated
     }
 }
 
@@ -54,6 +73,59 @@ impl Worker {
     pub(super) fn wait(&mut self, due: Instant, mut entry: Box<Entry>) {
         let due = entry.due_or_end(due);
         self.engine.offer_later(due, entry);
+    }
+
+    /// Has a job that came in wait for its slot; or, if it was parked for a limit that is still used up for long, until then.
+    pub(super) fn offer(&mut self, entry: Box<Entry>) {
+        let wait = self.engine.next_slot(entry.lane()).saturating_duration_since(Instant::now());
+        match self.expected(&entry).filter(|_| wait > self.engine.settings().hold_max()) {
+            Some(until) => self.wait(until, entry),
+            None => self.engine.offer(entry),
+        }
+    }
+
+    /// Until when a job was to wait for a limit, by those in force.
+    fn expected(&self, entry: &Entry) -> Option<Instant> {
+        entry.hold.expected.as_ref()?;
+        entry.expected(Some(&self.engine.limits_version()?))
+    }
+
+    /// Notes that a job waits for a limit until about then, by those in force. While these are not known, it goes on waiting by
+    /// those by which it waited before, if it did.
+    fn note_expected(&self, until: Instant, entry: &mut Entry) {
+        entry.hold.reason = ParkReason::Limit;
+        if let Some(limits) = self.engine.limits_version() {
+            entry.hold.expected = Some((until, limits));
+        }
+    }
+
+    /// Has jobs go that wait for a limit: it changed, so that they may go sooner than was expected.
+    pub(super) fn eased(&mut self) {
+        self.parking.eased();
+        for entry in self.engine.take_waiting_if(|entry| entry.hold.reason == ParkReason::Limit) {
+            self.offer_eased(entry);
+        }
+    }
+
+    /// Handles that a job cannot be parked.
+    pub(super) fn stays_here(&mut self, due: Instant, began: Option<u64>, entry: Box<Entry>) {
+        let may_go_sooner = self.parking.ended(began);
+        if entry.ticket.is_live()
+            && let Some(entry) = self.unless_cancelled(entry)
+        {
+            if may_go_sooner {
+                self.offer_eased(entry);
+            } else {
+                self.engine.offer_later(due, entry);
+            }
+        }
+    }
+
+    /// Has a job wait for its slot that was to wait for a limit.
+    fn offer_eased(&mut self, mut entry: Box<Entry>) {
+        entry.request.since = Instant::now();
+        entry.renew_end();
+        self.engine.offer(entry);
     }
 
     /// Parks the jobs that are to wait elsewhere, if the source can.
@@ -67,6 +139,13 @@ impl Worker {
             if scans {
                 self.park_long_held(now);
             }
+        }
+    }
+
+    /// Has parked jobs come back that may go sooner than was expected.
+    pub(super) fn unpark_eased(&mut self, source: &impl Source) {
+        if std::mem::take(&mut self.parking.unpark) {
+            source.unpark(self.engine.versions());
         }
     }
 
@@ -114,7 +193,7 @@ impl Worker {
             if entry.hold.reason == ParkReason::Limit {
                 due = due.max(now + RETURN);
             }
-            entry.hold.reason = ParkReason::Limit;
+            self.note_expected(due, &mut entry);
             look_again = now + patience;
         }
         due = entry.due_or_end(due);
@@ -142,6 +221,7 @@ impl Worker {
             let earliest = now + hold_max + SCAN_INTERVAL;
             let due = entry.due_or_end(self.engine.next_slot(entry.lane()).max(earliest));
             if due > now + hold_max {
+                self.note_expected(due, &mut entry);
                 self.park(due, ParkReason::Limit, entry);
             } else {
                 self.engine.offer(entry);
@@ -149,11 +229,21 @@ impl Worker {
         }
     }
 
+    /// The versions of the limits by which it was estimated until when a job waits for one, and of pauses. Where other limits are
+    /// in force by the time that it comes home, it asks anew.
+    fn versions_of(&self, entry: &Entry) -> Option<String> {
+        entry.hold.expected.as_ref().map(|(_, limits)| self.engine.versions_with(limits))
+    }
+
     /// Parks a job until `due`. If that is refused, the job waits here.
     pub(super) fn park(&mut self, due: Instant, reason: ParkReason, mut entry: Box<Entry>) {
         self.parking.in_progress += 1;
+        entry.hold.reason = reason;
+        let is_limited = reason == ParkReason::Limit;
+        let began = is_limited.then_some(self.parking.changes);
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
-        let stay = entry.stay(until, reason);
+        let versions = self.versions_of(&entry).filter(|_| is_limited);
+        let stay = entry.stay(until, reason, versions);
         // If its message is delivered again meanwhile, this settles it.
         entry.begin(&self.context.unsettled);
         let Entry { job, has_own_id, ticket, first_seen, age, mut hold, attempts, request, mut track } =
@@ -163,23 +253,25 @@ impl Worker {
         // The call itself has the job's place in the order.
         let parking = ticket.park(stay);
         let (context, events) = (Arc::clone(&self.context), self.flights.events.clone());
+        // Whoever waited for a limit and comes again asks for a slot: nothing would end another wait sooner.
+        let until = move || if is_limited { Instant::now() } else { due };
         self.flights.spawn(async move {
             let parked = parking.await;
             let kept = match (parked, track.redelivered()) {
                 (Parked::Done, None) => None,
-                // Its copy is confirmed, whichever ticket acks it.
-                (Parked::Done | Parked::Unacked, ticket) => {
+                // Its message is acked: that one may be of an equal job.
+                (Parked::Done, Some(other)) => {
+                    other.give_back();
+                    None
+                }
+                (Parked::Unacked, ticket) => {
                     let report = Report { attempts: attempts.sent, ..Report::UNSENT };
-                    let ticket = ticket.or_else(|| {
-                        let track = std::mem::take(&mut track);
-                        track.leave(has_own_id, LeftOver::acked_only(report)).map(|(_, ticket, _)| ticket)
-                    });
-                    ticket.into_iter().for_each(|ticket| ticket.discard(report));
+                    ack_parked(std::mem::take(&mut track), ticket, has_own_id, report);
                     None
                 }
                 (Parked::Lost, None) => {
-                    track.lose(due, has_own_id.then_some(attempts));
-                    return drop(events.send(Event::Parked));
+                    track.lose(until(), has_own_id.then_some(attempts));
+                    return drop(events.send(Event::Parked(began)));
                 }
                 (Parked::Lost | Parked::Refused(_), Some(ticket)) => Some(ticket),
                 (Parked::Refused(ticket), None) => {
@@ -191,18 +283,24 @@ impl Worker {
                 None => {
                     track.end();
                     context.meters.parked();
-                    Event::Parked
+                    Event::Parked(began)
                 }
                 Some(ticket) => {
                     let entry =
                         Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track };
                     let mut entry = Box::new(entry);
-                    entry.land(due);
-                    Event::Unparked(due, entry)
+                    entry.land(until());
+                    Event::Unparked(due, began, entry)
                 }
             };
             // Without a dispatcher nobody receives the event, and its ticket gives the job back.
             let _ = events.send(event);
         });
     }
+}
+
+/// Acks a message whose copy is confirmed, by whichever ticket it has now: this one, or that with which it comes again.
+fn ack_parked(track: Track, ticket: Option<Box<dyn Ticket>>, has_own_id: bool, report: Report) {
+    let left = || track.leave(has_own_id, LeftOver::acked_only(report)).map(|(_, ticket, _)| ticket);
+    ticket.or_else(left).into_iter().for_each(|ticket| ticket.discard(report));
 }

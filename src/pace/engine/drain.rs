@@ -52,6 +52,7 @@ impl<W: Waiter> Engine<W> {
                 Effect::Release(Held { waiter, .. }) | Effect::Refuse(waiter, _) => waiters.push(waiter),
                 Effect::Prepare { .. }
                 | Effect::Follow
+                | Effect::Eased
                 | Effect::DropStale
                 | Effect::Cancelled
                 | Effect::Failing(_)

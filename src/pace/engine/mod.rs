@@ -77,6 +77,8 @@ pub(crate) enum Effect<W> {
     Prepare { jobs: usize, at_once: usize, is_awaited: bool },
     /// Other settings came into force. No slots are requested before the driver has applied the change.
     Follow,
+    /// Waiters may go sooner than was expected before: limits changed, their counts began at 0, or a pause was lifted.
+    Eased,
     /// Some waiters are stale.
     DropStale,
     /// More waiters are cancelled than before: [`Engine::take_cancelled`] takes them out.

@@ -65,9 +65,38 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Applies the limits that all replicas agree on.
-    fn adopt(&mut self, Adopted { settings, is_override }: Adopted) {
+    fn adopt(&mut self, Adopted { settings, is_override, has_replaced }: Adopted) {
         self.meters.pace_in_force(settings.limits.pace(), is_override);
+        // The first terms that a replica learns of may have been in force for long.
+        let is_sooner = has_replaced.unwrap_or_else(|| settings.may_release_sooner(&self.settings));
+        self.schedule.forget_passed_on();
         self.follow(settings);
+        if is_sooner {
+            self.ease();
+        }
+    }
+
+    /// Returns a text that is another one after each change of the limits in force, each reset of their counts, and each loss
+    /// of the store's record. All replicas that know of the same changes have the same one. `None` while these are not known.
+    pub(crate) fn limits_version(&self) -> Option<String> {
+        let version = self.terms.agreement().version().filter(|_| !self.pacing.state().is_away());
+        let (Micros(epoch), reset) = (self.terms.pauses().epoch(), self.terms.pauses().last_reset());
+        version.map(|(generation, fingerprint)| format!("{epoch}.{generation}.{fingerprint:x}.{reset}"))
+    }
+
+    /// Returns the version of the limits, followed by a dot and that of pauses.
+    pub(crate) fn versions(&self) -> Option<String> {
+        self.limits_version().map(|limits| self.versions_with(&limits))
+    }
+
+    /// Returns this version of the limits, followed by a dot and that of pauses.
+    pub(crate) fn versions_with(&self, limits: &str) -> String {
+        format!("{limits}.{}", self.terms.pauses().version())
+    }
+
+    /// Has those come back that wait elsewhere for a limit.
+    fn ease(&mut self) {
+        self.driver.effects.push(Effect::Eased);
     }
 
     /// Applies other settings: all but the limits at once, and the limits once all replicas agree on them.
@@ -79,14 +108,22 @@ impl<W: Waiter> Engine<W> {
     /// Ends the rates of operators that have expired; the replica that notices first tells the store.
     pub(super) fn expire_rates(&mut self) {
         if let Some(settings) = self.terms.expire(self.pacing.slots(), self.pacing.state().is_away()) {
-            self.follow(settings);
+            self.follow_and_ease(settings);
         }
     }
 
     /// Applies the terms without expired rates, since the store cannot be told while it is unavailable.
     pub(super) fn follow_without_expired(&mut self) {
         if let Some(settings) = self.terms.without_expired(self.pacing.slots()) {
-            self.follow(settings);
+            self.follow_and_ease(settings);
+        }
+    }
+
+    fn follow_and_ease(&mut self, settings: Settings) {
+        let is_sooner = settings.may_release_sooner(&self.settings);
+        self.follow(settings);
+        if is_sooner {
+            self.ease();
         }
     }
 
@@ -149,7 +186,9 @@ impl<W: Waiter> Engine<W> {
     fn on_reset(&mut self) {
         self.pacing.forget_usage();
         self.schedule.forget();
+        self.schedule.forget_passed_on();
         self.pacing.reserve_by(Instant::now());
+        self.ease();
         tracing::info!(downstream = self.settings.downstream, "reset: the counts of limits start at 0 again");
     }
 
@@ -172,6 +211,7 @@ impl<W: Waiter> Engine<W> {
             Some(PauseChange::Resumed) => {
                 self.meters.paused(false);
                 tracing::info!(downstream, "resumed: the pause is over before its time");
+                self.ease();
                 // The estimates of the next slots lie behind the pause.
                 self.schedule.forget();
                 self.pacing.reserve_by(Instant::now());

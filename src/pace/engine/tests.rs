@@ -66,6 +66,7 @@ impl Driven {
                     | Effect::DropStale
                     | Effect::Cancelled
                     | Effect::Failing(_)
+                    | Effect::Eased
                     | Effect::Recheck { .. } => {}
                 }
             }

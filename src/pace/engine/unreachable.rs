@@ -38,7 +38,7 @@ impl<W: Waiter> Engine<W> {
         most: usize,
     ) -> Vec<(Instant, W)> {
         let (mut taken, mut ended) = (self.backlog.take_last(now + patience, most), Vec::new());
-        let settings = Arc::clone(&self.settings);
+        let (settings, version) = (Arc::clone(&self.settings), self.limits_version());
         let patience = patience.max(self.shared_wait());
         for lane in self.plan_lanes().collect::<Vec<_>>() {
             // Waiters that the downstream's own limits hold up stand before nobody who could go.
@@ -60,14 +60,19 @@ impl<W: Waiter> Engine<W> {
             let passed_on = self.schedule.passed_on(lane, start, slowest);
             let mut place = first as u64;
             for waiter in beyond {
-                let due = start + limit_delay(&limits, place + passed_on.before(waiter.seq()));
+                // One that has waited elsewhere has its place among those that were passed on.
+                let expected = waiter.expected(version.as_deref()).filter(|until| *until > now + patience);
+                let due = expected
+                    .unwrap_or_else(|| start + limit_delay(&limits, place + passed_on.before(waiter.seq())));
                 if waiter.end().is_some_and(|end| end.is_early && end.at < due) {
                     // It stands before nobody.
                     ended.push(waiter);
                     continue;
                 }
-                place += 1;
-                self.schedule.pass_on(lane, waiter.seq());
+                if expected.is_none() {
+                    place += 1;
+                    self.schedule.pass_on(lane, waiter.seq());
+                }
                 taken.push((due.max(now + patience), waiter));
             }
         }

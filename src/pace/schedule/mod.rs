@@ -347,6 +347,11 @@ impl Schedule {
         *passed_on = passed_on.map(|others| others.with(seq));
     }
 
+    /// Forgets who was passed on, since they come back.
+    pub(crate) fn forget_passed_on(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.passed_on = None);
+    }
+
     /// Forgets the estimates of slots, since the store's slots have changed. The turn is kept.
     pub(crate) fn forget(&mut self) {
         self.next_slot = Instant::now();

@@ -23,11 +23,12 @@
 
 mod overrides;
 
-use crate::limit::{LimitError, LimitSet};
-use crate::pace::{PlanLimits, Settings};
+use crate::limit::LimitError;
+use crate::pace::Settings;
 use crate::store::Status;
 use crate::terms::{Load, Replica, Terms, TermsError};
 use crate::time::Micros;
+use overrides::effective;
 
 /// One replica's knowledge of the terms in force, and its proposal.
 #[derive(Debug)]
@@ -100,6 +101,8 @@ pub(crate) struct Adopted {
     pub(crate) settings: Settings,
     /// Whether a rate that an operator set is among them.
     pub(crate) is_override: bool,
+    /// Of the first ones that this replica learns of, whether they are its own and replaced others.
+    pub(crate) has_replaced: Option<bool>,
 }
 
 /// The reason why this replica cannot use the terms in the store.
@@ -156,6 +159,12 @@ impl Agreement {
     /// Returns the fingerprint of the file whose limits are in force; `None` while it is not known.
     pub(crate) fn fingerprint(&self) -> Option<u64> {
         self.known.as_ref().filter(|_| self.is_usable()).map(|known| known.fingerprint)
+    }
+
+    /// Returns the generation and the fingerprint of the terms that it follows.
+    pub(crate) fn version(&self) -> Option<(u64, u64)> {
+        let known = self.known.as_ref().filter(|_| self.is_usable());
+        known.map(|known| (known.generation, known.fingerprint))
     }
 
     /// Returns the known generation and text, for a store that has lost them.
@@ -232,7 +241,9 @@ impl Agreement {
             self.state = State::Lost;
             return None;
         }
-        self.to_write = self.to_write.take().filter(|(of, _)| *of == generation);
+        let written = self.to_write.take();
+        let is_own = written.as_ref().is_some_and(|(of, own)| *of > 0 && Some(own) == text.as_ref());
+        self.to_write = written.filter(|(of, _)| *of == generation);
         if text.is_none() && known.is_none() {
             // Terms that were rejected before do not exist any more.
             (self.state, self.is_proposing) = (State::Unknown, true);
@@ -252,8 +263,9 @@ impl Agreement {
             (self.state, self.rejected_generation) = (State::InForce, None);
             return None;
         }
+        let has_replaced = self.known.is_none().then_some(is_own);
         match self.adopt(generation, text, now) {
-            Ok(adopted) => Some(adopted),
+            Ok(adopted) => Some(Adopted { has_replaced, ..adopted }),
             Err(error) => {
                 self.state = State::Rejected;
                 if self.rejected_generation.replace(generation) != Some(generation) {
@@ -345,7 +357,7 @@ impl Agreement {
         self.known =
             Some(Known { generation, text, terms, fingerprint, adopted_at: now, next_end, is_comparable });
         (self.state, self.rejected_generation) = (State::InForce, None);
-        Ok(Adopted { settings: settings.policing(), is_override })
+        Ok(Adopted { settings: settings.policing(), is_override, has_replaced: None })
     }
 
     /// Whether these terms are of another file than this replica's, of which the log has no warning yet.
@@ -375,24 +387,6 @@ impl Agreement {
         };
         settings.policing()
     }
-}
-
-/// Returns the settings under these terms. A plan that the terms do not have keeps its own limits behind the
-/// downstream's.
-fn effective(given: &Settings, terms: &Terms, now: Micros) -> Result<Settings, LimitError> {
-    let (limits, mut plans) = terms.effective(now);
-    let plans = given.plans.iter().map(|plan| {
-        let set = match plans.remove(&plan.name) {
-            Some(set) => set,
-            None => {
-                let own = plan.limits.listed().skip(given.limits.given());
-                LimitSet::new(limits.listed().chain(own).cloned().collect())?
-            }
-        };
-        Ok(PlanLimits { name: plan.name.clone(), limits: set })
-    });
-    let plans = plans.collect::<Result<_, LimitError>>()?;
-    Ok(Settings { limits, plans, ..given.clone() })
 }
 
 #[cfg(test)]

@@ -123,6 +123,21 @@ impl Pauses {
         Some((if is_operators { Paused::Operator } else { Paused::Downstream }, Some(end)))
     }
 
+    /// Returns when the store's record began, on its clock; 0 before the first answer.
+    pub(crate) fn epoch(&self) -> Micros {
+        self.status_at.map_or(Micros(0), |(_, epoch)| epoch)
+    }
+
+    /// Returns the number of the last known reset; 0 if none is known.
+    pub(crate) fn last_reset(&self) -> u64 {
+        self.last_reset.unwrap_or(0)
+    }
+
+    /// Returns the version of the operator's last known pause or resume.
+    pub(crate) const fn version(&self) -> u64 {
+        self.status.pause.version
+    }
+
     /// Whether the downstream is paused now.
     pub(crate) fn is_paused(&self) -> bool {
         self.applied.end.is_some_and(|end| !end.left().is_zero())

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
 use lapin::types::AMQPValue;
+use paced::amqp::unpark;
 use paced::dispatch::{DeadLetter, Parked};
 use paced::job::Reason;
 use paced::time::wall_now;
 use tokio::task::JoinSet;
 
-use super::park::{park, stay};
+use super::park::{limited, park, stay};
 use super::*;
 use crate::support::daemon::Paced;
 use crate::support::publish::{self, Job};
@@ -142,6 +143,107 @@ async fn jobs_for_other_rungs_go_on() {
     assert!(within("the shutdown", amqp.shutdown(LONG)).await);
     let (_connection, channel) = open(&rabbit.url()).await;
     assert_all(&copies(&channel, rung).await, 0..MANY);
+}
+
+/// Parks jobs in two of the queues where they wait for a limit: the first `short` ones for 64 s, the others for 256 s. Returns
+/// the name of the second queue.
+async fn park_in_two(
+    amqp: &Amqp,
+    source: &mut AmqpSource,
+    options: &Options,
+    short: u32,
+    all: u32,
+) -> String {
+    send_to(amqp, options, "billing", numbered(0..all)).await;
+    let waits = (0..all).map(|n| Duration::from_secs(if n < short { 100 } else { 600 }));
+    let deliveries = take(source, all as usize).await;
+    let parked: Vec<_> = deliveries
+        .into_iter()
+        .zip(waits)
+        .map(|(delivery, wait)| delivery.ticket.park(limited(wait)))
+        .collect();
+    for parked in parked {
+        assert!(matches!(within("the confirm", parked).await, Parked::Done));
+    }
+    format!("{}.wait.billing.256s", options.prefix)
+}
+
+/// The broker says of such a queue that nothing is in it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_come_home_from_a_queue_that_does_not_answer_at_first() {
+    let rabbit = shared().await;
+    let options = options(rabbit, "leaderwait");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let queue = park_in_two(&amqp, &mut source, &options, 1, 21).await;
+    let member = rabbit.stop_member(&queue).await;
+    source.unpark(None);
+    // All queues were looked at before the first one was emptied.
+    let first = next(&mut source).await;
+    assert_eq!(first.message.content.body, "0");
+    ack(first);
+    rabbit.restart_member(&member).await;
+    let home = take(&mut source, 20).await;
+    assert_eq!(bodies(&home), numbered(1..21));
+    home.into_iter().for_each(ack);
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_tool_does_not_take_a_queue_that_does_not_answer_for_empty() {
+    let rabbit = shared().await;
+    let options = options(rabbit, "leadertool");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let queue = park_in_two(&amqp, &mut source, &options, 1, 6).await;
+    let member = rabbit.stop_member(&queue).await;
+    let silent = within("the tool", unpark(&options, "billing")).await;
+    assert!(silent.is_err(), "{silent:?}");
+    ack(next(&mut source).await);
+    rabbit.restart_member(&member).await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    until("the queue to answer", async || depth(&channel, &queue).await == 5).await;
+    assert_eq!(within("the tool", unpark(&options, "billing")).await, Ok(5));
+    let home = take(&mut source, 5).await;
+    assert_eq!(bodies(&home), numbered(1..6));
+    home.into_iter().for_each(ack);
+    assert!(amqp.shutdown(LONG).await);
+}
+
+/// It is sure of all that was acked, although parked jobs are being brought home from a queue that does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_does_not_wait_for_parked_jobs_that_come_home() {
+    const SHORT: u32 = 2_000;
+    let rabbit = shared().await;
+    for attempt in 0..10 {
+        let mut options = options(rabbit, &format!("leaderempty{attempt}"));
+        options.downstreams[0].prefetch = 3_000;
+        options.downstreams.push(Downstream { name: "other".into(), ..options.downstreams[0].clone() });
+        let amqp = Amqp::start(options.clone());
+        let (mut source, mut other) = (amqp.source("billing").unwrap(), amqp.source("other").unwrap());
+        within("the consumers", amqp.ready()).await;
+        let queue = park_in_two(&amqp, &mut source, &options, SHORT, SHORT + 1).await;
+        send_to(&amqp, &options, "other", numbered(0..200)).await;
+        let deliveries = take(&mut other, 200).await;
+        source.unpark(None);
+        // The other queue had its job when all were looked at.
+        ack(next(&mut source).await);
+        let member = rabbit.suspend_member(&queue).await;
+        let hangs = tokio::select! {
+            // It was emptied before it was suspended.
+            _ = take(&mut source, SHORT as usize) => false,
+            () = until("the queue to be consumed", async || rabbit.is_to_be_consumed(&member).await) => true,
+        };
+        deliveries.into_iter().for_each(ack);
+        drop((source, other));
+        let flushed = amqp.shutdown(LONG * 2 / 3).await;
+        rabbit.resume_member(&member).await;
+        assert!(flushed);
+        let (_connection, channel) = open(&rabbit.url()).await;
+        assert_eq!(depth(&channel, &format!("{}.jobs.other", options.prefix)).await, 0, "all were acked");
+        if hangs {
+            return;
+        }
+    }
+    panic!("a queue is emptied faster than a member is suspended");
 }
 
 /// Queues of replies are chosen by producers.

@@ -1,11 +1,14 @@
 //! Jobs that wait in the broker, and come back in time.
 
 use lapin::types::{AMQPValue, FieldTable};
+use paced::amqp::{Error, unpark};
 use paced::dispatch::{DeadLetter, ParkReason, Parked, Stay};
 use paced::job::{Reason, Value};
 use paced::time::{Micros, wall_now};
 
+use super::rights::as_user;
 use super::*;
+use crate::support::unique;
 
 /// Delays a thousandth as long.
 const UNIT: Duration = Duration::from_millis(1);
@@ -21,6 +24,7 @@ pub fn stay(wait: Duration) -> Stay {
         unreadable: 0,
         first_seen: now,
         assigned_id: None,
+        versions: None,
     }
 }
 
@@ -286,5 +290,124 @@ async fn what_is_parked_comes_back_also_where_nothing_more_can_be_parked() {
         assert_eq!(delivery.stay.as_ref().map(|stay| stay.reason), Some(ParkReason::NotBefore));
         ack(delivery);
     }
+    assert!(amqp.shutdown(LONG).await);
+}
+
+/// A stay of a job that waits for a limit.
+pub fn limited(wait: Duration) -> Stay {
+    Stay { reason: ParkReason::Limit, ..stay(wait) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_learns_of_a_change_later_leaves_what_was_parked_since() {
+    let (mut options, queue) = (options(shared().await, "later"), "later.wait.billing.256s");
+    options.downstreams[0].prefetch = 1_000;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let (_connection, channel) = open(&shared().await.url()).await;
+    // Replicas that know of the change park beside one that does not, and then alone.
+    let versions: Vec<_> = [("a", 20), ("b", 10), ("a", 5), ("b", 600)]
+        .into_iter()
+        .flat_map(|(versions, count)| std::iter::repeat_n(versions, count))
+        .collect();
+    publish(&amqp, &options, numbered(0..635)).await;
+    let deliveries = take(&mut source, 635).await;
+    let wait = limited(Duration::from_secs(600));
+    let under = |versions: &&str| Stay { versions: Some((*versions).to_owned()), ..wait.clone() };
+    let parked: Vec<_> = deliveries
+        .into_iter()
+        .zip(&versions)
+        .map(|(delivery, versions)| delivery.ticket.park(under(versions)))
+        .collect();
+    for parked in parked {
+        assert!(matches!(within("the confirm", parked).await, Parked::Done));
+    }
+    until("all to wait", async || depth(&channel, queue).await == 635).await;
+    source.unpark(Some("b".to_owned()));
+    // It ends when 250 in a row were parked since; they come in groups of as many at most.
+    let home = take(&mut source, 35 + 250).await;
+    assert_eq!(bodies(&home), numbered(0..285));
+    let found: Vec<_> = home.iter().filter_map(|home| home.stay.as_ref()?.versions.as_deref()).collect();
+    assert_eq!(found, versions[..285]);
+    let left = 600 - 250 - 249..=600 - 250;
+    until("the rest to stay", async || left.contains(&depth(&channel, queue).await)).await;
+    assert!(amqp.shutdown(LONG).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_that_wait_for_a_limit_come_home_in_order_when_asked_for() {
+    const JOBS: u32 = 2_000;
+    let mut options = options(shared().await, "unpark");
+    options.downstreams[0].prefetch = 3_000;
+    assert_eq!(within("nothing", unpark(&options, "billing")).await, Ok(0), "there are no such queues");
+    let (amqp, mut source) = consuming(options.clone()).await;
+    publish(&amqp, &options, numbered(0..JOBS + 1)).await;
+    let mut deliveries = take(&mut source, JOBS as usize + 1).await;
+    // The wait of this one is its own.
+    let own = deliveries.pop().unwrap();
+    park(own, Stay { reason: ParkReason::Retry, ..stay(Duration::from_secs(600)) }).await;
+    let wait = Duration::from_secs(600);
+    let (_connection, channel) = open(&shared().await.url()).await;
+    let park_all = async |deliveries: Vec<Delivery>| {
+        let parked: Vec<_> =
+            deliveries.into_iter().map(|delivery| delivery.ticket.park(limited(wait))).collect();
+        for parked in parked {
+            assert!(matches!(within("the confirm", parked).await, Parked::Done));
+        }
+        until("all to wait", async || depth(&channel, "unpark.wait.billing.256s").await == JOBS).await;
+    };
+    park_all(deliveries).await;
+    assert_eq!(within("all to be asked for", unpark(&options, "billing")).await, Ok(JOBS));
+    let home = take(&mut source, JOBS as usize).await;
+    assert_eq!(bodies(&home), numbered(0..JOBS));
+    park_all(home).await;
+    // By several at once, each is brought home once, in any order.
+    let all = futures_util::future::try_join_all((0..3).map(|_| unpark(&options, "billing")));
+    let unparked = within("all to be asked for", all).await.unwrap();
+    assert_eq!(unparked.iter().sum::<u32>(), JOBS, "{unparked:?}");
+    let home = take(&mut source, JOBS as usize).await;
+    let mut bodies = bodies(&home);
+    bodies.sort_by_key(|body| body.parse::<u32>().unwrap());
+    assert_eq!(bodies, numbered(0..JOBS));
+    // One that comes back in vain waits anew, in full.
+    let mut home = home.into_iter();
+    park(home.next().unwrap(), limited(wait)).await;
+    home.for_each(ack);
+    assert!(amqp.shutdown(LONG).await);
+    assert_eq!(depth(&channel, "unpark.wait.billing.256s").await, 1);
+    assert_eq!(depth(&channel, "unpark.park.512s").await, 1);
+    assert_eq!(depth(&channel, "unpark.home.billing").await, 0);
+}
+
+/// Connections that are there already do, and so few bytes are under way that others have theirs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_of_any_size_come_home_where_no_more_connections_may_be_opened() {
+    let (rabbit, prefix, user) = (shared().await, unique("few"), unique("few"));
+    rabbit.add_user(&user, "pw", [".*"; 3]).await;
+    let options = as_user(rabbit, &options(rabbit, &prefix), &format!("{user}:pw"));
+    let (amqp, mut source) = consuming(options.clone()).await;
+    // Short ones, so that many are under way, and then long ones.
+    let sizes = [(60, 10), (12, 1 << 20), (20, 10)];
+    let lengths = sizes.into_iter().flat_map(|(count, length)| std::iter::repeat_n(length, count));
+    // The width of a format is 65 535 at most.
+    let all: Vec<String> =
+        lengths.enumerate().map(|(n, length)| format!("{n}{}", " ".repeat(length))).collect();
+    publish(&amqp, &options, all.clone()).await;
+    let deliveries = take(&mut source, all.len()).await;
+    rabbit.bound_connections(&user, 2).await;
+    let refused = within("a refusal", unpark(&options, "billing")).await;
+    assert!(matches!(refused, Err(Error::Login { .. })), "the tool has one of its own: {refused:?}");
+    // Nothing is parked.
+    source.unpark(None);
+    let parked: Vec<_> = deliveries
+        .into_iter()
+        .map(|delivery| delivery.ticket.park(limited(Duration::from_secs(600))))
+        .collect();
+    for parked in parked {
+        assert!(matches!(within("the confirm", parked).await, Parked::Done));
+    }
+    source.unpark(None);
+    let home = take(&mut source, all.len()).await;
+    assert!(bodies(&home) == all, "in their order");
+    home.into_iter().for_each(ack);
     assert!(amqp.shutdown(LONG).await);
 }

@@ -2,12 +2,12 @@
 
 use lapin::ExchangeKind;
 use lapin::options::ExchangeDeclareOptions;
-use paced::amqp::{DeadLetters, Filter, PublishError, Replay, Scan, Warning, check_online};
-use paced::dispatch::DeadLetter;
+use paced::amqp::{DeadLetters, Filter, PublishError, Replay, Scan, Warning, check_online, unpark};
+use paced::dispatch::{DeadLetter, Parked};
 use paced::job::Reason;
 
 use super::dead::{letters, replayed};
-use super::park::{park, stay};
+use super::park::{limited, park, stay};
 use super::*;
 use crate::support::api::Answer;
 use crate::support::publish::{self, Job};
@@ -58,7 +58,7 @@ async fn grant(rabbit: &Rabbit, user: &str, prefix: &str) -> String {
     format!("{name}:PASSWORD")
 }
 
-fn as_user(rabbit: &Rabbit, options: &Options, login: &str) -> Options {
+pub fn as_user(rabbit: &Rabbit, options: &Options, login: &str) -> Options {
     Options { address: url(rabbit, login).parse().unwrap(), ..options.clone() }
 }
 
@@ -80,10 +80,13 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let prefix = unique("rights");
     let declaring = as_user(rabbit, &options(rabbit, &prefix), &grant(rabbit, "paced", &prefix).await);
     let (amqp, mut source) = consuming(declaring.clone()).await;
-    publish(&amqp, &declaring, numbered(0..4)).await;
-    let mut taken = take(&mut source, 4).await;
+    publish(&amqp, &declaring, numbered(0..5)).await;
+    let mut taken = take(&mut source, 5).await;
     dead_letter(taken.pop().unwrap()).await;
     park(taken.pop().unwrap(), stay(300 * DAY)).await;
+    park(taken.pop().unwrap(), limited(Duration::from_secs(600))).await;
+    assert_eq!(within("the jobs that wait", unpark(&declaring, "billing")).await, Ok(1));
+    taken.push(next(&mut source).await);
     taken.into_iter().for_each(ack);
     drop(source);
     shut(amqp).await;
@@ -104,16 +107,41 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
         channel.exchange_declare(rung.as_str().into(), kind, durable, Default::default()).await.unwrap();
         let durable = QueueDeclareOptions::durable();
         channel.queue_declare(rung.as_str().into(), durable, Default::default()).await.unwrap();
+        let (queue, exchange) = (rung.as_str().into(), rung.as_str().into());
+        channel.queue_bind(queue, exchange, "".into(), Default::default(), Default::default()).await.unwrap();
     }
+    // Those of jobs that wait for a limit are there, and need not be writable, nor exist.
+    let name = unique("before");
+    let write = format!("^(amq[.]default|{prefix}[.](home|park[.].*))$");
+    rabbit.add_user(&name, "secret", ["^$", &write, ".*"]).await;
+    let mut before = as_user(rabbit, &declaring, &format!("{name}:secret"));
+    before.declare = false;
+    let (amqp, mut source) = consuming(before).await;
+    publish::publish(&rabbit.url(), &prefix, "billing", Job::many("early", 3)).await;
+    let waiting = take(&mut source, 3).await;
+    let parked = waiting.into_iter().map(|one| one.ticket.park(limited(Duration::from_secs(600))));
+    for parked in parked.collect::<Vec<_>>() {
+        let parked = within("the confirm", parked).await;
+        assert!(matches!(parked, Parked::Done), "{parked:?}");
+    }
+    until("them to wait", async || depth(&channel, &format!("{prefix}.park.512s")).await == 3).await;
+    assert_eq!(depth(&channel, &format!("{prefix}.wait.billing.256s")).await, 0);
+    drop(source);
+    shut(amqp).await;
+    channel.exchange_delete(format!("{prefix}.wait.billing.4s").into(), Default::default()).await.unwrap();
     let mut running = as_user(rabbit, &declaring, &grant(rabbit, "paced-run", &prefix).await);
     running.declare = false;
     let findings = within("the check", check_online(&running)).await;
     assert_eq!((findings.errors, findings.warnings), (vec![], vec![]));
     let (amqp, mut source) = consuming(running.clone()).await;
-    publish::publish(&rabbit.url(), &prefix, "billing", Job::many("job", 3)).await;
-    let mut taken = take(&mut source, 3).await;
+    publish::publish(&rabbit.url(), &prefix, "billing", Job::many("job", 5)).await;
+    let mut taken = take(&mut source, 5).await;
     dead_letter(taken.pop().unwrap()).await;
     park(taken.pop().unwrap(), stay(300 * DAY)).await;
+    for waiting in 4..=5 {
+        park(taken.pop().unwrap(), limited(Duration::from_secs(600))).await;
+        until("it to wait", async || depth(&channel, &format!("{prefix}.park.512s")).await == waiting).await;
+    }
     taken.into_iter().for_each(ack);
     let (publisher, exchange, body) = (amqp.publisher(), running.jobs_exchange(), Bytes::new());
     let refused = publisher.publish(&exchange, "billing", Default::default(), &body);

@@ -330,9 +330,7 @@ async fn a_user_who_may_open_no_more_connections_gets_all_jobs() {
     };
     // One that consumes, and one that publishes.
     until("all connections", async || connections().await == 2).await;
-    let limit = r#"<<"{\"max-connections\":2}">>"#;
-    let set = "rabbit_auth_backend_internal:set_user_limits";
-    rabbit.eval(&format!("{set}(<<\"{user}\">>, {limit}, <<\"test\">>)")).await;
+    rabbit.bound_connections(&user, 2).await;
     let (short, long) = (Job::many("short", 97), Job::many("long", 4));
     let long = long.into_iter().map(|job| job.body(vec![b'x'; 1 << 20]));
     site.publish(long.chain(short).collect()).await;

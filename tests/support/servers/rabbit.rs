@@ -214,6 +214,13 @@ impl Rabbit {
         .await;
     }
 
+    /// Has a user have so many connections at most.
+    pub async fn bound_connections(&self, user: &str, most: u32) {
+        let (call, limit) =
+            ("rabbit_auth_backend_internal:set_user_limits", format!(r#"{{\"max-connections\":{most}}}"#));
+        self.eval(&format!("{call}(<<\"{user}\">>, <<\"{limit}\">>, <<\"test\">>)")).await;
+    }
+
     /// Gives a user another password.
     pub async fn set_password(&self, user: &str, password: &str) {
         let call = "rabbit_auth_backend_internal:change_password";
@@ -247,19 +254,43 @@ impl Rabbit {
     /// Stops the only member of a quorum queue in the virtual host `/`, which has no leader then; returns what
     /// [`Rabbit::restart_member`] starts again.
     pub async fn stop_member(&self, queue: &str) -> Member {
-        let find = format!("rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, {}))", erlang(queue));
-        let member =
-            self.eval(&format!("{{ok, Q}} = {find}, {{N, _}} = amqqueue:get_pid(Q), atom_to_list(N)")).await;
-        let member = Member(member.trim_matches('"').to_owned());
+        let member = self.member(queue).await;
         let stopped = self.eval(&format!("ra:stop_server(quorum_queues, {})", member.erlang())).await;
         assert_eq!(stopped, "ok", "{queue}");
         member
+    }
+
+    async fn member(&self, queue: &str) -> Member {
+        let find = format!("rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, {}))", erlang(queue));
+        let member =
+            self.eval(&format!("{{ok, Q}} = {find}, {{N, _}} = amqqueue:get_pid(Q), atom_to_list(N)")).await;
+        Member(member.trim_matches('"').to_owned())
     }
 
     /// Starts a member of a quorum queue again.
     pub async fn restart_member(&self, member: &Member) {
         let started = self.eval(&format!("ra:restart_server(quorum_queues, {})", member.erlang())).await;
         assert_eq!(started, "ok");
+    }
+
+    /// Has the only member of a quorum queue in the virtual host `/` answer nothing until [`Rabbit::resume_member`].
+    pub async fn suspend_member(&self, queue: &str) -> Member {
+        let member = self.member(queue).await;
+        assert_eq!(self.eval(&format!("sys:suspend({})", member.erlang())).await, "ok", "{queue}");
+        member
+    }
+
+    /// Has a member that was suspended do what it was asked meanwhile.
+    pub async fn resume_member(&self, member: &Member) {
+        assert_eq!(self.eval(&format!("sys:resume({})", member.erlang())).await, "ok");
+    }
+
+    /// Whether somebody waits for a suspended member, to consume its queue.
+    pub async fn is_to_be_consumed(&self, member: &Member) -> bool {
+        let Member(name) = member;
+        let messages = format!("{{messages, M}} = process_info(whereis(list_to_atom(\"{name}\")), messages)");
+        let find = r#"string:find(lists:flatten(io_lib:format("~p", [M])), "checkout") =/= nomatch"#;
+        self.eval(&format!("{messages}, {find}")).await == "true"
     }
 }
 

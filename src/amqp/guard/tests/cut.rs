@@ -183,6 +183,8 @@ fn a_body_may_be_cut_and_its_properties_kept() {
             panic!("no content header")
         };
         let mut properties: BasicProperties = header.properties;
+        // To others it is no message with an empty body.
+        assert_eq!(take_mark(&mut properties.clone()), Some(Mark::Cut(size)));
         assert_eq!((header.body_size, take_body_length(&mut properties)), (0, Some(size)));
         assert_eq!(take_mark(&mut properties).is_some(), is_malformed);
         assert_eq!(headers(&properties).inner().get("reason"), Some(&text("status")));

@@ -12,12 +12,12 @@ use lapin::options::BasicCancelOptions;
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-use super::read_timeout::ReadTimeout;
 use super::stand_in::StandIn;
 use super::{End, Feed, Feeds, Queue, Subscriber};
 use crate::amqp::admission::GiveBack;
 use crate::amqp::connection::ANSWER;
 use crate::amqp::error::{Error, text};
+use crate::amqp::read_timeout::ReadTimeout;
 use crate::amqp::window::{Consuming, Step, Unsettled, step};
 
 /// How long there is no consumer, so that more messages are settled, before a window is used that is less than half of

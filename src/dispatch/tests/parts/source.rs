@@ -93,8 +93,10 @@ pub(in crate::dispatch) enum ScriptedParking {
     #[default]
     Absent,
     Done,
-    /// After a second.
+    /// After a second; unacked if the channel is lost by then.
     Slow,
+    /// The channel is lost before the confirm.
+    Lost,
     Refused,
 }
 
@@ -153,8 +155,9 @@ impl Ticket for ScriptedTicket {
                 ScriptedParking::Done => Parked::Done,
                 ScriptedParking::Slow => {
                     tokio::time::sleep(Duration::from_secs(1)).await;
-                    Parked::Done
+                    if self.is_live() { Parked::Done } else { Parked::Unacked }
                 }
+                ScriptedParking::Lost => Parked::Lost,
                 ScriptedParking::Absent | ScriptedParking::Refused => Parked::Refused(self),
             }
         })
@@ -190,8 +193,19 @@ pub(in crate::dispatch) struct ScriptedSource {
     pub(in crate::dispatch) pauses: Arc<Mutex<Vec<bool>>>,
     pub(in crate::dispatch) is_paused: bool,
     pub(in crate::dispatch) full: watch::Receiver<bool>,
-    pub(in crate::dispatch) can_park: Arc<AtomicBool>,
     pub(in crate::dispatch) most_at_once: Arc<AtomicUsize>,
+    pub(in crate::dispatch) parking: SourceParking,
+}
+
+/// How a source parks.
+#[derive(Clone, Debug, Default)]
+pub(in crate::dispatch) struct SourceParking {
+    /// Whether it can park; set at the start, by the tickets.
+    pub(in crate::dispatch) can_park: Arc<AtomicBool>,
+    /// How often parked jobs were brought back.
+    pub(in crate::dispatch) unparked: Arc<AtomicUsize>,
+    /// Those under these versions of their limits were not, the last time.
+    pub(in crate::dispatch) versions: Arc<Mutex<Option<String>>>,
 }
 
 impl Source for ScriptedSource {
@@ -211,11 +225,16 @@ impl Source for ScriptedSource {
     }
 
     fn can_park(&self) -> bool {
-        self.can_park.load(Ordering::SeqCst)
+        self.parking.can_park.load(Ordering::SeqCst)
     }
 
     fn most_at_once(&self, _: usize) -> usize {
         self.most_at_once.load(Ordering::SeqCst)
+    }
+
+    fn unpark(&self, versions: Option<String>) {
+        *self.parking.versions.lock().unwrap() = versions;
+        self.parking.unparked.fetch_add(1, Ordering::SeqCst);
     }
 
     fn is_full(&self) -> bool {

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The stays of the parked jobs of a plan, in the order in which they were parked.
-fn parked(bench: &Bench, plan: &str) -> Vec<Stay> {
+pub(super) fn parked(bench: &Bench, plan: &str) -> Vec<Stay> {
     let all = bench.ledger.all().into_iter().filter(|(id, _)| id.starts_with(plan));
     all.filter_map(|(_, how)| if let Settled::Parked(stay) = how { Some(stay) } else { None }).collect()
 }
@@ -143,6 +143,7 @@ async fn a_job_that_comes_back_to_a_plan_in_vain_does_not_do_so_all_the_time() {
         unreadable: 0,
         first_seen: now,
         assigned_id: None,
+        versions: None,
     };
     for back in 0..4 {
         bench.publish_parked(on("slow", message(&format!("back{back}"))), stay.clone());

@@ -78,11 +78,20 @@ fn a_replica_proposes_its_own_where_the_store_has_none() {
 fn another_file_replaces_the_terms_unless_their_revision_is_higher() {
     let mut agreement = Agreement::new(tests::settings("5/s"));
     agreement.on_record(status(3), Some(text("7/s")), NOW);
-    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: written("5/s", Some(&text("7/s"))) }));
+    let replacing = written("5/s", Some(&text("7/s")));
+    assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 3, text: replacing.clone() }));
+    let adopted = agreement.on_record(status(4), Some(replacing), NOW).unwrap();
+    assert_eq!(
+        (adopted.has_replaced, agreement.version().map(|(generation, _)| generation)),
+        (Some(true), Some(4))
+    );
+    let adopted = agreement.on_record(status(5), Some(text("9/s")), NOW).unwrap();
+    assert_eq!(adopted.has_replaced, None, "it knows those before");
     let stored = Settings { revision: Some(2), ..tests::settings("7/s") }.terms().to_text();
     let mut agreement = Agreement::new(tests::settings("5/s"));
     let adopted = agreement.on_record(status(3), Some(stored), NOW).unwrap();
     assert_eq!((rate(&adopted.settings), agreement.settled(), agreement.wanted()), (7.0, Some(3), None));
+    assert_eq!(adopted.has_replaced, Some(false));
 }
 
 #[test]

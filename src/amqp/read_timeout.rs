@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::amqp::admission::Admissions;
-use crate::amqp::connection::ANSWER;
+use super::admission::Admissions;
+use super::connection::ANSWER;
+use super::error::Error;
 
 /// The time-out at shutdown, as a drain has little time.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -56,6 +57,20 @@ impl<'a> ReadTimeout<'a> {
     fn hurry(&mut self) {
         self.is_last = true;
         self.left = self.left.min(SHUTDOWN_TIMEOUT);
+    }
+}
+
+/// Waits for the broker's answer within a [`ReadTimeout`]. `what` names the exchange, the queue or the call.
+pub(super) async fn answer<T>(
+    admissions: &Admissions,
+    closing: &CancellationToken,
+    what: &str,
+    answer: impl Future<Output = Result<T, lapin::Error>>,
+) -> Result<T, Error> {
+    let mut timeout = ReadTimeout::new(admissions, closing);
+    tokio::select! {
+        answer = answer => answer.map_err(|error| Error::of(what, &error)),
+        () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: ANSWER }),
     }
 }
 

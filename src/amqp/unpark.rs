@@ -1,0 +1,302 @@
+//! Brings the jobs home that wait for a limit of their downstream, since that has changed.
+//!
+//! They are consumed and rejected: the broker then moves each to the home queue of its downstream, as it does with what has
+//! stayed its time, in their order, and loses none, whatever ends the consumer. A replica does so over the connection that it
+//! consumes over: few bytes are under way there, and what comes is cut.
+//!
+//! Each replica does so when it learns of the change. What came home in vain is parked anew behind the rest; a copy says by
+//! which versions of the limits it was parked ([`Stay::versions`](crate::dispatch::Stay::versions)), so that replicas which
+//! come later leave it there: a replica ends once enough of them in a row were parked by what it knows.
+//!
+//! The broker says 0 of a queue that does not answer it. A look counts only where the broker has something of the queue's own
+//! to say ([`Progress`]). Consuming a queue that has no leader costs the connection, so that the tool alone does it to find out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::message::Delivery;
+use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, Consumer};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::Options;
+use super::acker::Acker;
+use super::admission::Admissions;
+use super::connection::{ask, channel, close, closed, connect};
+use super::error::Error;
+use super::guard::Admit;
+use super::read_timeout;
+use super::topology::{look, short};
+use group::Group;
+use progress::Progress;
+
+mod group;
+mod progress;
+mod replica;
+
+pub(super) use replica::Unparker;
+
+/// How long nothing comes before it is looked whether others took the rest.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How many downstreams are emptied at a time; each has a channel.
+const AT_ONCE: usize = 4;
+
+/// After so many jobs, or so long, it is another downstream's turn.
+const TURN: (u32, Duration) = (10_000, Duration::from_secs(2));
+
+/// Brings the jobs of a downstream home that wait for one of its limits. Returns their number. What is parked meanwhile may
+/// stay.
+///
+/// Cancel safe: a job is brought home, or stays where it is.
+///
+/// # Errors
+/// An error of the broker; some may have come home by then.
+pub async fn unpark(options: &Options, downstream: &str) -> Result<u32, Error> {
+    let (admissions, places) = (Arc::<Admissions>::default(), Places::default());
+    let closing = CancellationToken::new();
+    let admit = Arc::clone(&admissions) as Arc<dyn Admit>;
+    let connection = connect(&options.address, "unparking", Some(admit)).await?;
+    let (connection, admissions) = (&connection, &*admissions);
+    let (places, closing, mut progress) = (&places, &closing, Progress::default());
+    let unparking = Unparking { connection, admissions, places, closing, versions: None, asks_queues: false };
+    let mut unparked = unparking.run(options, downstream, &mut progress).await;
+    if unparked.is_ok() && progress.doubtful().is_some() {
+        let asking = Unparking { asks_queues: true, ..unparking };
+        unparked = asking.run(options, downstream, &mut progress).await;
+    }
+    let _ = ask("closing the connection", connection.close(200, "OK".into())).await;
+    unparked?;
+    match progress.doubtful() {
+        Some(queue) => Err(silent(queue)),
+        None => Ok(progress.jobs),
+    }
+}
+
+/// The error of a queue of which the broker says that it has neither messages nor consumers, although it has.
+fn silent(queue: &str) -> Error {
+    Error::TimedOut { what: format!("queue {queue}"), after: IDLE }
+}
+
+/// Empties the queues of a downstream once.
+struct Unparking<'a> {
+    connection: &'a Connection,
+    /// Those of the connection.
+    admissions: &'a Admissions,
+    places: &'a Places,
+    /// Has it end early, once what is under way is answered: the refusal of a call that was given up would be taken for an
+    /// error of the connection, which others use.
+    closing: &'a CancellationToken,
+    /// What was parked under these versions of the limits stays, about.
+    versions: Option<&'a str>,
+    /// Whether queues of which the broker says 0 are asked themselves. That may cost the connection.
+    asks_queues: bool,
+}
+
+impl Unparking<'_> {
+    /// Empties those queues that are not certain to be empty.
+    async fn run(&self, options: &Options, downstream: &str, progress: &mut Progress) -> Result<(), Error> {
+        let mut failed = None;
+        for (queue, jobs) in self.waiting(options, downstream, progress).await? {
+            match self.empty(&queue, jobs, progress).await {
+                Ok(()) => progress.emptied(&queue),
+                Err(error) if !self.connection.status().connected() => return Err(error),
+                // The others need not wait for it.
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The queues in which jobs wait, and how many.
+    async fn waiting(
+        &self,
+        options: &Options,
+        downstream: &str,
+        progress: &mut Progress,
+    ) -> Result<Vec<(String, u32)>, Error> {
+        let Some(_place) = self.place().await else { return Ok(Vec::new()) };
+        let (mut all, mut looking) = (Vec::new(), channel(self.connection).await?);
+        for (n, delay) in options.names().waits(downstream).enumerate() {
+            if self.closing.is_cancelled() {
+                break;
+            }
+            if progress.is_empty(&delay.name) {
+                continue;
+            }
+            match self.look(&looking, &delay.name).await {
+                Ok((messages, holders)) => {
+                    progress.seen(&delay.name, messages, holders);
+                    if messages > 0 {
+                        all.push((delay.name, messages));
+                    }
+                }
+                // They are declared together.
+                Err(Error::NotFound { .. }) if n == 0 => {
+                    progress.all_missing();
+                    return Ok(all);
+                }
+                // The broker has closed the channel.
+                Err(Error::NotFound { .. }) => {
+                    progress.missing(&delay.name);
+                    looking = channel(self.connection).await?;
+                }
+                Err(error) => {
+                    close(&looking).await;
+                    return Err(error);
+                }
+            }
+        }
+        close(&looking).await;
+        Ok(all)
+    }
+
+    /// The numbers of messages and of holders of a queue.
+    async fn look(&self, channel: &Channel, queue: &str) -> Result<(u32, u32), Error> {
+        match look(channel, queue).await? {
+            (0, 0) if self.asks_queues => self.look_closer(queue).await,
+            found => Ok(found),
+        }
+    }
+
+    /// As [`look`], while the queue is consumed: it answers that itself, or the attempt fails.
+    async fn look_closer(&self, queue: &str) -> Result<(u32, u32), Error> {
+        let channel = channel(self.connection).await?;
+        self.admissions.heads_only(channel.id());
+        let looked = async {
+            let mut consumer = self.consume(&channel, queue, 1).await?;
+            let (messages, holders) = look(&channel, queue).await?;
+            // One may have come; it goes back with the channel.
+            let came = matches!(consumer.next().now_or_never(), Some(Some(Ok(_))));
+            Ok::<_, Error>((messages + u32::from(came), holders))
+        };
+        // Where it fails, the connection is closed next.
+        let looked = looked.await?;
+        close(&channel).await;
+        Ok(looked)
+    }
+
+    /// Rejects this many messages of a queue, or less where others take the rest, or it was parked under the versions in force.
+    async fn empty(&self, queue: &str, jobs: u32, progress: &mut Progress) -> Result<(), Error> {
+        let mut group = Group::new(jobs, self.versions);
+        let mut emptied = Ok(());
+        while emptied.is_ok() && !self.ends(&group) {
+            emptied = self.turn(queue, &mut group).await;
+        }
+        progress.jobs += group.rejected;
+        emptied
+    }
+
+    /// Rejects messages until it is another one's turn, over a channel of its own.
+    async fn turn(&self, queue: &str, group: &mut Group<'_>) -> Result<(), Error> {
+        let Some(place) = self.place().await else { return Ok(()) };
+        let channel = channel(self.connection).await?;
+        self.admissions.heads_only(channel.id());
+        let ended = match self.reject(&channel, queue, group).await {
+            // Without an answer of the queue itself some of it could be lost with the channel.
+            Ok(()) => Acker::new(channel.clone(), queue.to_owned()).flush().await,
+            // It would not answer.
+            Err(error) => Err(error),
+        };
+        if matches!(ended, Err(Error::TimedOut { .. })) {
+            // The broker may be busy with this channel for long; the others need not wait for it.
+            drop(place);
+        }
+        // Another channel for each attempt would use up those of the connection.
+        self.closing.run_until_cancelled(closed(&channel)).await;
+        ended
+    }
+
+    async fn reject(&self, channel: &Channel, queue: &str, group: &mut Group<'_>) -> Result<(), Error> {
+        let (what, (jobs, longest)) = (format!("queue {queue}"), TURN);
+        let (end, by) = (group.rejected.saturating_add(jobs), Instant::now() + longest);
+        let goes_on = |group: &Group<'_>| group.taken() < end && Instant::now() < by && !self.ends(group);
+        while goes_on(group) {
+            let prefetch = group.prefetch();
+            let mut consumer = self.consume(channel, queue, prefetch).await?;
+            let is_quiet = loop {
+                let Some(mut first) = self.next(&mut consumer, &what).await? else { break true };
+                group.add(&mut first);
+                group.add_ready(&mut consumer);
+                if goes_on(group) && !group.has_outgrown(prefetch) {
+                    group.reject(channel, &what).await?;
+                } else if self.ends(group) || group.is_full(prefetch) {
+                    // The broker sends messages also after its answer to a cancel, and the client drops them. Here nothing that is
+                    // wanted is under way.
+                    break false;
+                }
+            };
+            if is_quiet && !self.closing.is_cancelled() {
+                // Others took the rest; or the broker is slow, or the queue has no leader, which would not answer either that it
+                // is consumed no more. Its consumer is counted if it answers.
+                match look(channel, queue).await? {
+                    (_, 1..) if group.add_ready(&mut consumer) => {}
+                    (0, 1..) => group.exhausted(),
+                    _ => return Err(silent(queue)),
+                }
+            }
+            self.answer(&what, channel.basic_cancel(consumer.tag(), BasicCancelOptions::default())).await?;
+            if group.is_known() {
+                group.reject(channel, &what).await?;
+            } else {
+                group.add_ready(&mut consumer);
+                group.reject_all(channel, &what).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn consume(&self, channel: &Channel, queue: &str, prefetch: u16) -> Result<Consumer, Error> {
+        let what = format!("queue {queue}");
+        self.answer(&what, channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+        let (name, options) = (short(queue)?, BasicConsumeOptions::default());
+        self.answer(&what, channel.basic_consume(name, "".into(), options, FieldTable::default())).await
+    }
+
+    /// Waits for the broker's answer, which may be behind bodies that are cut; not for long any more once it is to end.
+    async fn answer<T>(
+        &self,
+        what: &str,
+        answer: impl Future<Output = Result<T, lapin::Error>>,
+    ) -> Result<T, Error> {
+        read_timeout::answer(self.admissions, self.closing, what, answer).await
+    }
+
+    /// The next delivery; `None` if none comes.
+    async fn next(&self, consumer: &mut Consumer, what: &str) -> Result<Option<Delivery>, Error> {
+        match self.closing.run_until_cancelled(timeout(IDLE, consumer.next())).await {
+            Some(Ok(Some(Ok(delivery)))) => Ok(Some(delivery)),
+            Some(Ok(Some(Err(error)))) => Err(Error::of(what, &error)),
+            // Its queue was moved or deleted; the next attempt finds out.
+            Some(Ok(None)) => {
+                let (what, detail) = (what.to_owned(), "the broker ended the consumer".to_owned());
+                Err(Error::Failed { what, detail })
+            }
+            Some(Err(_)) | None => Ok(None),
+        }
+    }
+
+    /// Whether no others are to be rejected.
+    fn ends(&self, group: &Group<'_>) -> bool {
+        group.is_over() || self.closing.is_cancelled()
+    }
+
+    /// Waits for a place, in the order of the callers. `None` if it is to end. The semaphore is never closed.
+    async fn place(&self) -> Option<SemaphorePermit<'_>> {
+        self.closing.run_until_cancelled(self.places.0.acquire()).await?.ok()
+    }
+}
+
+/// Bounds how many downstreams of a process are emptied at a time. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Places(Arc<Semaphore>);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(AT_ONCE)))
+    }
+}

@@ -1,0 +1,170 @@
+//! The messages of a queue that are rejected together, and when enough of them are.
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::message::Delivery;
+use lapin::options::BasicNackOptions;
+use lapin::{Channel, Consumer};
+
+use crate::amqp::admission::GiveBack;
+use crate::amqp::connection::ask;
+use crate::amqp::error::Error;
+use crate::amqp::guard::{Mark, take_mark};
+use crate::amqp::letter;
+use crate::amqp::window::{Bounds, Sizes};
+use crate::failpoint;
+
+/// The most messages that are delivered and not rejected yet. RabbitMQ takes back up to 32 at once in their order.
+const PREFETCH: u16 = 32;
+
+/// The bytes of these that are aimed at, by the longest of those before; they are less than twice that. The broker has them in
+/// memory, and sends them whole. Two messages are under way at the beginning, and one may always be.
+const BYTES: u64 = 4 << 20;
+
+/// After so many in a row that were parked since the change, what follows is taken to have been too. Replicas learn of a
+/// change at different times, so that for a moment such copies and others are parked by turns.
+const KNOWN: u32 = 250;
+
+/// The messages of a queue that came and are not rejected yet, and what is known of those before.
+#[derive(Default)]
+pub(super) struct Group<'a> {
+    /// The versions by which those are known that were parked since the change.
+    versions: Option<&'a str>,
+    /// How many are to be rejected, or a few more.
+    wanted: u32,
+    /// How many were.
+    pub(super) rejected: u32,
+    /// How many came and are not.
+    here: u32,
+    /// The tag of the last one.
+    last: u64,
+    /// How many in a row, up to the last one, were parked since the change.
+    known: u32,
+    /// Those of all that came.
+    sizes: Sizes,
+    /// Whether the queue has no others.
+    is_exhausted: bool,
+}
+
+impl<'a> Group<'a> {
+    /// Of this many messages, less those that were parked under these versions.
+    pub(super) fn new(wanted: u32, versions: Option<&'a str>) -> Self {
+        Self { wanted, versions, ..Self::default() }
+    }
+
+    /// Adds one that came.
+    pub(super) fn add(&mut self, delivery: &mut Delivery) {
+        (self.last, self.here) = (delivery.delivery_tag, self.here + 1);
+        let body = match take_mark(&mut delivery.properties) {
+            Some(Mark::Cut(body)) => body,
+            _ => delivery.data.len() as u64,
+        };
+        self.sizes.note(body, body);
+        let is_known =
+            self.versions.is_some() && letter::versions(&delivery.properties).as_deref() == self.versions;
+        self.known = if is_known { self.known + 1 } else { 0 };
+    }
+
+    /// Adds those that have come already. Returns whether there are any to reject.
+    pub(super) fn add_ready(&mut self, consumer: &mut Consumer) -> bool {
+        while self.here < PREFETCH.into()
+            && let Some(Some(Ok(mut delivery))) = consumer.next().now_or_never()
+        {
+            self.add(&mut delivery);
+        }
+        self.here > 0
+    }
+
+    /// Rejects them.
+    pub(super) async fn reject(&mut self, channel: &Channel, what: &str) -> Result<(), Error> {
+        if self.here == 0 { Ok(()) } else { self.reject_up_to(self.last, channel, what).await }
+    }
+
+    /// Rejects all that the broker has sent over the channel, also what came too late for a consumer that was cancelled.
+    pub(super) async fn reject_all(&mut self, channel: &Channel, what: &str) -> Result<(), Error> {
+        self.reject_up_to(0, channel, what).await
+    }
+
+    /// Rejects those up to this tag; all if it is 0.
+    async fn reject_up_to(&mut self, tag: u64, channel: &Channel, what: &str) -> Result<(), Error> {
+        failpoint::reached("unpark:rejecting");
+        let options = BasicNackOptions { multiple: true, requeue: false };
+        ask(what, channel.basic_nack(tag, options)).await?;
+        self.rejected += std::mem::take(&mut self.here);
+        Ok(())
+    }
+
+    /// Notes that the queue has no others.
+    pub(super) const fn exhausted(&mut self) {
+        self.is_exhausted = true;
+    }
+
+    /// Whether what follows is taken to have been parked since the change.
+    pub(super) const fn is_known(&self) -> bool {
+        self.known >= KNOWN
+    }
+
+    /// Whether all have come that are to be rejected.
+    pub(super) const fn is_over(&self) -> bool {
+        self.is_exhausted || self.is_known() || self.taken() >= self.wanted
+    }
+
+    /// How many came, and are rejected or will be.
+    pub(super) const fn taken(&self) -> u32 {
+        self.rejected.saturating_add(self.here)
+    }
+
+    /// Whether all have come that a consumer with this prefetch gets before one of them is rejected.
+    pub(super) fn is_full(&self, prefetch: u16) -> bool {
+        self.here >= prefetch.into()
+    }
+
+    /// How many may be under way, by the sizes of those that came.
+    pub(super) fn prefetch(&self) -> u16 {
+        let bounds = Bounds { wanted: PREFETCH, bytes: BYTES, left: BYTES, gives_back: GiveBack::New };
+        self.sizes.target(bounds, 0)
+    }
+
+    /// Whether a consumer with another prefetch would do much better than with this one.
+    pub(super) fn has_outgrown(&self, prefetch: u16) -> bool {
+        let target = self.prefetch();
+        target <= prefetch / 2 || target / 2 >= prefetch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// The prefetch after so many messages of this size, and of how many consumers one after another.
+    fn after(group: &mut Group<'_>, prefetch: &mut u16, count: usize, bytes: u64) -> usize {
+        let mut consumers = 0;
+        for _ in 0..count {
+            group.sizes.note(bytes, bytes);
+            if group.has_outgrown(*prefetch) {
+                (*prefetch, consumers) = (group.prefetch(), consumers + 1);
+            }
+        }
+        consumers
+    }
+
+    #[test]
+    fn few_bytes_are_under_way_whatever_the_sizes() {
+        let mut group = Group::default();
+        let mut prefetch = group.prefetch();
+        assert_eq!(prefetch, 2, "nothing is known of them");
+        assert_eq!((after(&mut group, &mut prefetch, 10_000, 1024), prefetch), (4, PREFETCH));
+        assert_eq!((after(&mut group, &mut prefetch, 1, MIB), prefetch), (1, 4), "at once");
+        assert_eq!((after(&mut group, &mut prefetch, 100, MIB), prefetch), (0, 4));
+        assert_eq!((after(&mut group, &mut prefetch, 1, 16 * MIB), prefetch), (1, 1), "one may always come");
+        let consumers = after(&mut group, &mut prefetch, 1_000, 1024);
+        assert!(consumers < 10 && prefetch > PREFETCH / 2, "{consumers} {prefetch}");
+        // Sizes that differ cost no consumer for each of them.
+        let mut mixed = 0;
+        for round in 0..1_000 {
+            mixed += after(&mut group, &mut prefetch, 1, 50 * 1024 + (round % 7) * 5 * 1024);
+        }
+        assert!(mixed < 5, "{mixed}");
+    }
+}

@@ -1,0 +1,131 @@
+//! Empties the queues of a downstream whenever a replica asks for that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lapin::Connection;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::progress::Progress;
+use super::{Places, Unparking};
+use crate::amqp::Options;
+use crate::amqp::connection::Backoff;
+use crate::amqp::error::Error;
+use crate::amqp::links::Link;
+use crate::amqp::rungs::RETRY;
+use crate::amqp::supervisor::up;
+
+/// How often it is tried in quick succession, before the log says that it fails.
+const ATTEMPTS: u32 = 10;
+
+/// The waits before queues are looked at again that are empty, or did not answer: while a leader is elected, or while a busy one
+/// has to do with what is being parked.
+const AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60)];
+
+/// Brings the jobs of one downstream home whenever that is asked for.
+pub(in crate::amqp) struct Unparker {
+    pub(in crate::amqp) options: Arc<Options>,
+    pub(in crate::amqp) downstream: String,
+    /// The connection over which that is done.
+    pub(in crate::amqp) link: Link,
+    pub(in crate::amqp) places: Places,
+    /// Keeps the last request: all but those come home that were parked under these versions of the limits.
+    pub(in crate::amqp) asked: watch::Receiver<Option<String>>,
+    pub(in crate::amqp) closing: CancellationToken,
+}
+
+impl Unparker {
+    /// Runs until the source is closed.
+    pub(in crate::amqp) async fn run(mut self) {
+        let closing = self.closing.clone();
+        while let Some(Ok(())) = closing.run_until_cancelled(self.asked.changed()).await {
+            self.unpark().await;
+        }
+    }
+
+    /// Tries until it is done, or cannot be, or until it is asked for anew.
+    async fn unpark(&mut self) {
+        let versions = self.asked.borrow_and_update().clone();
+        let (mut attempt, mut backoff) = (0, Backoff::default());
+        let (mut progress, mut again) = (Progress::default(), AGAIN.iter());
+        while let Some(Some(connection)) = self.closing.run_until_cancelled(up(&mut self.link.current)).await
+        {
+            let unparked = self.unpark_over(&connection, versions.as_deref(), &mut progress).await;
+            // It holds the socket of one that is lost.
+            drop(connection);
+            let downstream = &self.downstream;
+            let jobs = std::mem::take(&mut progress.jobs);
+            if jobs > 0 {
+                info!(
+                    downstream,
+                    jobs, "jobs that waited for a limit came back, since limits or pauses changed"
+                );
+            }
+            let wait = match unparked {
+                Ok(()) => match progress.doubtful().and_then(|_| again.next()) {
+                    Some(wait) => *wait / self.options.haste,
+                    None => return self.end(&progress),
+                },
+                Err(error) => {
+                    attempt += 1;
+                    again = AGAIN.iter();
+                    // Where a queue was deleted meanwhile, the others are left.
+                    let is_final = error.is_final() && !matches!(error, Error::NotFound { .. });
+                    if attempt == ATTEMPTS || is_final {
+                        warn!(
+                            downstream,
+                            %error,
+                            "jobs that wait for a limit stay parked for now, although it changed: each comes back by itself \
+                             within 68 minutes, or by `paced unpark {downstream}`"
+                        );
+                    }
+                    if is_final {
+                        return;
+                    }
+                    if attempt < ATTEMPTS { backoff.next() } else { RETRY }
+                }
+            };
+            if !self.rest(wait).await {
+                return;
+            }
+        }
+    }
+
+    async fn unpark_over(
+        &self,
+        connection: &Connection,
+        versions: Option<&str>,
+        progress: &mut Progress,
+    ) -> Result<(), Error> {
+        let Self { options, downstream, link, places, closing, .. } = self;
+        let admissions = &*link.admissions;
+        let unparking = Unparking { connection, admissions, places, closing, versions, asks_queues: false };
+        unparking.run(options, downstream, progress).await
+    }
+
+    /// Waits. Returns false if it is to end, or is asked for anew.
+    async fn rest(&mut self, wait: Duration) -> bool {
+        tokio::select! {
+            () = self.closing.cancelled() => false,
+            _ = self.asked.changed() => {
+                // `run` takes it.
+                self.asked.mark_changed();
+                false
+            }
+            () = tokio::time::sleep(wait) => true,
+        }
+    }
+
+    fn end(&self, progress: &Progress) {
+        let downstream = &self.downstream;
+        if progress.has_begun() {
+            warn!(
+                downstream,
+                "it is not known whether all jobs that waited for a limit came back, since their queue does not answer: each that \
+                 did not comes back by itself within 68 minutes, or by `paced unpark {downstream}`"
+            );
+        }
+    }
+}
