@@ -164,9 +164,14 @@ impl<W: Waiter> Engine<W> {
         epoch: Micros,
         observed: Observed,
     ) -> bool {
+        let known = self.terms.pauses().epoch();
         let Some(news) = self.terms.on_status((status, now, epoch), observed, self.pacing.slots()) else {
             return false;
         };
+        if self.terms.pauses().epoch() != known {
+            // The version of the limits is another one, so that those who come back are passed on anew.
+            self.schedule.forget_passed_on();
+        }
         if news.is_reset {
             self.on_reset();
         }

@@ -189,6 +189,24 @@ async fn a_job_that_comes_home_before_the_limits_are_known_waits_by_these() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn those_that_come_back_after_the_record_was_lost_are_counted_once_for_those_behind_them() {
+    let (bench, _, _running) = used_up(ScriptedParking::Done).await;
+    let before = parked(&bench, "free")[0].versions.clone();
+    bench.store.forget();
+    // The replica learns of it, and the fence is over.
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(bring_home(&bench).await, 17);
+    bench.publish(on("free", message("new")));
+    bench.ledger.count(20 + 18).await;
+    let home = parked(&bench, "home");
+    assert_eq!((home.len(), bench.sink.count()), (14, 6), "the counts began at 0");
+    assert!(home[0].versions.is_some() && home[0].versions != before, "{before:?} {:?}", home[0].versions);
+    let wait = parked(&bench, "new")[0].until.since(wall_now());
+    let hour = Duration::from_secs(3600);
+    assert!(wait > 3 * hour && wait < 6 * hour, "14 are before it, three an hour: {wait:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn those_that_wait_here_are_counted_once_for_those_behind_them() {
     let (mut bench, _, _running) = used_up(ScriptedParking::Refused).await;
     for _ in 0..3 {
