@@ -22,6 +22,7 @@ use crate::support::{LONG, eventually, real_now, until};
 mod cancel;
 mod changes;
 mod letters;
+mod unpark;
 
 /// The variable that names the point at which a process ends.
 const FAIL_AT: &str = "PACED_TEST_FAIL_AT";
