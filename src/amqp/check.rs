@@ -10,7 +10,7 @@ use super::foreign::{self, Kind, Returns, Traits};
 use super::greeting::{Server, greeting};
 use super::ladder::Rung;
 use super::rights;
-use super::topology::{find_exchange, find_queue, home_arguments, jobs_arguments, letters_arguments};
+use super::topology::{Delay, find_exchange, find_queue, home_arguments, jobs_arguments, letters_arguments};
 
 /// The results of a check of the broker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,6 +110,18 @@ pub enum Warning {
         /// The exchanges and queues that are missing.
         missing: Vec<String>,
     },
+    /// Some of the queues are missing in which jobs of a downstream wait for a limit, and that `run` does not declare.
+    #[error(
+        "jobs of downstream {downstream} that wait for a limit do not come back sooner when it changes: there is no {}, or \
+         the user may not look at it; create what docs/parking.md lists, or delete all paced.wait queues of the downstream",
+        missing.join(", ")
+    )]
+    SomeWaitsMissing {
+        /// The downstream.
+        downstream: String,
+        /// The names of exchanges and queues that are missing.
+        missing: Vec<String>,
+    },
     /// The broker requires a permission for passive declarations, as only RabbitMQ 4.3.0 does.
     #[error(
         "{server} needs the permission to configure even to check a name; grant it on {}, or update RabbitMQ",
@@ -175,6 +187,9 @@ pub async fn check_online(options: &Options) -> Findings {
         warnings.push(Warning::NoParking { missing });
     }
     if !errors.iter().any(Error::is_unreachable) {
+        for downstream in options.downstreams.iter().filter(|_| !options.declare) {
+            warnings.extend(warn_of_waits(&connection, options, &downstream.name).await);
+        }
         let detail = rights::refused_publish(&connection).await;
         warnings.extend(detail.map(|detail| Warning::MayNotPublish { detail }));
     }
@@ -261,6 +276,25 @@ async fn inspect(connection: &Connection, thing: &Thing) -> Result<(), Error> {
     }
     close(&channel).await;
     if thing.consumed { rights::check_consume(connection, &thing.name).await } else { Ok(()) }
+}
+
+/// Warns if some of the exchanges and queues exist in which jobs of a downstream wait for a limit, and others do not.
+async fn warn_of_waits(connection: &Connection, options: &Options, downstream: &str) -> Option<Warning> {
+    let mut missing = Vec::new();
+    for (n, Delay { name, .. }) in options.names().waits(downstream).enumerate() {
+        for thing in [Thing::exchange(name.clone(), false), Thing::queue(name.clone(), false)] {
+            match inspect(connection, &thing).await {
+                Ok(()) => {}
+                // Without the first one none is used.
+                Err(Error::NotFound { .. }) if n == 0 && thing.is_exchange => return None,
+                Err(Error::NotFound { .. } | Error::Refused { .. }) => missing.push(thing.name),
+                Err(_) => return None,
+            }
+        }
+    }
+    missing.dedup();
+    let downstream = downstream.to_owned();
+    (!missing.is_empty()).then_some(Warning::SomeWaitsMissing { downstream, missing })
 }
 
 /// Warns if a queue exists with other arguments than it would be declared with.

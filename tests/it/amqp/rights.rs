@@ -128,9 +128,16 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     assert_eq!(depth(&channel, &format!("{prefix}.wait.billing.256s")).await, 0);
     drop(source);
     shut(amqp).await;
-    channel.exchange_delete(format!("{prefix}.wait.billing.4s").into(), Default::default()).await.unwrap();
+    // All of them must exist, or else they are not used.
     let mut running = as_user(rabbit, &declaring, &grant(rabbit, "paced-run", &prefix).await);
     running.declare = false;
+    channel.exchange_delete(format!("{prefix}.wait.billing.16s").into(), Default::default()).await.unwrap();
+    channel.queue_delete(format!("{prefix}.wait.billing.64s").into(), Default::default()).await.unwrap();
+    let findings = within("the check", check_online(&running)).await;
+    let missing = ["16s", "64s"].map(|wait| format!("{prefix}.wait.billing.{wait}")).to_vec();
+    let some_missing = Warning::SomeWaitsMissing { downstream: "billing".into(), missing };
+    assert_eq!((findings.errors, findings.warnings), (vec![], vec![some_missing]));
+    channel.exchange_delete(format!("{prefix}.wait.billing.4s").into(), Default::default()).await.unwrap();
     let findings = within("the check", check_online(&running)).await;
     assert_eq!((findings.errors, findings.warnings), (vec![], vec![]));
     let (amqp, mut source) = consuming(running.clone()).await;
