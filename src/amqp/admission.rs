@@ -22,7 +22,7 @@ pub(super) enum GiveBack {
     None,
 }
 
-/// The consuming channels of one connection, over all sockets that it has had.
+/// The consuming channels of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Admissions {
     channels: Mutex<BTreeMap<u16, Channel>>,
@@ -60,13 +60,9 @@ impl Admissions {
     }
 
     /// Cuts all bodies that come over a channel, and keeps the properties. It must be called before anything is consumed
-    /// there. It does nothing while jobs are consumed over a channel of this number: either that one or the caller's belongs to a
-    /// socket that is lost.
+    /// there.
     pub(super) fn heads_only(&self, channel: u16) {
-        let mut channels = lock(&self.channels);
-        if !channels.get(&channel).is_some_and(Channel::is_taken) {
-            channels.insert(channel, Channel::Heads);
-        }
+        lock(&self.channels).insert(channel, Channel::Heads);
     }
 
     /// A number that rises while bodies are cut: answers of the broker may be behind them.
@@ -92,12 +88,6 @@ impl Admit for Admissions {
 
     fn keeps_properties(&self, channel: u16) -> bool {
         matches!(lock(&self.channels).get(&channel), Some(Channel::Heads))
-    }
-}
-
-impl Channel {
-    fn is_taken(&self) -> bool {
-        matches!(self, Self::Jobs(admission) if admission.strong_count() > 0)
     }
 }
 
@@ -244,9 +234,6 @@ mod tests {
         drop(admission);
         // A number of a channel is used again.
         let again = admissions.open(2, &account, GiveBack::All);
-        assert!(admissions.admit(2, 1, false) && !admissions.keeps_properties(2));
-        // The caller does not know yet that its channel was lost with its socket.
-        admissions.heads_only(2);
         assert!(admissions.admit(2, 1, false) && !admissions.keeps_properties(2));
         drop(again);
         admissions.heads_only(2);

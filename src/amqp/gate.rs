@@ -15,6 +15,7 @@ use tracing::warn;
 use super::connection::{channel, close};
 use super::error::Error;
 use super::existing::Existing;
+use super::supervisor::Up;
 use super::topology::{ensure_own, ensure_shared, is_needless, needs_shared};
 use super::{Downstream, Options};
 use crate::lock::lock;
@@ -30,7 +31,7 @@ pub(super) const PLACES: usize = 8;
 pub(super) struct Gate {
     places: Semaphore,
     /// The connection over which the shared queues were last ensured.
-    shared: Mutex<Weak<Connection>>,
+    shared: Mutex<Weak<Up>>,
     /// The downstreams whose queues are used unchecked, since the user may not declare or inspect them, and the
     /// broker's error text.
     unchecked: StdMutex<BTreeMap<String, Error>>,
@@ -66,7 +67,7 @@ impl Gate {
     /// Where the user lacks the permission, they are used unchecked. The caller must hold a place.
     pub(super) async fn share(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<Up>,
         options: &Options,
         downstream: &Downstream,
     ) -> Result<(), Error> {
@@ -130,7 +131,7 @@ impl Gate {
     /// An error of the broker, also where the options ask for a declaration that the user may not make.
     pub(super) async fn ensure(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<Up>,
         options: &Options,
         downstream: &Downstream,
     ) -> Result<(), Error> {
@@ -159,11 +160,7 @@ impl Gate {
     }
 
     /// Calls [`Gate::ensure`] for every downstream; ends at the first error.
-    pub(super) async fn ensure_all(
-        &self,
-        connection: &Arc<Connection>,
-        options: &Options,
-    ) -> Result<(), Error> {
+    pub(super) async fn ensure_all(&self, connection: &Arc<Up>, options: &Options) -> Result<(), Error> {
         stream::iter(&options.downstreams)
             .map(Ok)
             .try_for_each_concurrent(PLACES, |downstream| self.ensure(connection, options, downstream))

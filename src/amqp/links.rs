@@ -2,17 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use lapin::Connection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::address::Address;
-use super::admission::Admissions;
 use super::gate::Gate;
-use super::guard::Admit;
 use super::status::ConnectionWatches;
-use super::supervisor::{ConnectionStates, ConnectionWatch, Supervisor, up};
+use super::supervisor::{ConnectionStates, ConnectionWatch, Supervisor, Up, up};
 use crate::lock::lock;
 
 /// The most downstreams that consume over one connection.
@@ -39,7 +36,6 @@ pub const CONSUMING: &str = "consuming";
 pub(super) struct Link {
     pub(super) current: ConnectionWatch,
     pub(super) gate: Arc<Gate>,
-    pub(super) admissions: Arc<Admissions>,
 }
 
 /// The connection of one downstream.
@@ -105,8 +101,8 @@ impl Links {
     }
 
     /// A connection for publishing.
-    pub(super) fn publishing(&self, first: Option<Arc<Connection>>) -> ConnectionWatch {
-        self.keep_up("publishing".to_owned(), first, None)
+    pub(super) fn publishing(&self, first: Option<Arc<Up>>) -> ConnectionWatch {
+        self.keep_up("publishing".to_owned(), first, false)
     }
 
     /// The first connection that downstreams consume over. Must be called on a tokio runtime.
@@ -125,18 +121,11 @@ impl Links {
 
     /// A connection that downstreams consume over together: the first one, or one of those beside it.
     fn shared(&self, n: usize) -> Link {
-        let admissions = Arc::<Admissions>::default();
         let purpose = if n == 0 { CONSUMING.to_owned() } else { format!("consuming ({})", n + 1) };
-        let current = self.keep_up(purpose, None, Some(Arc::clone(&admissions) as Arc<dyn Admit>));
-        Link { current, gate: Arc::default(), admissions }
+        Link { current: self.keep_up(purpose, None, true), gate: Arc::default() }
     }
 
-    fn keep_up(
-        &self,
-        purpose: String,
-        first: Option<Arc<Connection>>,
-        admit: Option<Arc<dyn Admit>>,
-    ) -> ConnectionWatch {
+    fn keep_up(&self, purpose: String, first: Option<Arc<Up>>, consumes: bool) -> ConnectionWatch {
         let (sender, current) = watch::channel(first.clone());
         self.states.set(&purpose, false);
         lock(&self.connections).push((purpose.clone(), current.clone()));
@@ -145,7 +134,7 @@ impl Links {
             purpose,
             current: sender,
             states: Arc::clone(&self.states),
-            admit,
+            consumes,
             stop: self.stopping.clone(),
         };
         self.supervisors.spawn(supervisor.run(first));

@@ -85,6 +85,7 @@ use parking::{Parker, Parking};
 use replies::Replies;
 use rungs::{Own, Rungs};
 use source::Slot;
+use supervisor::Up;
 use targets::Targets;
 use ticket::Settlement;
 use topology::Names;
@@ -219,7 +220,7 @@ impl Amqp {
     /// automatically.
     pub async fn publishing(options: Options) -> Result<Self, Error> {
         let connection = connection::connect(&options.address, "publishing", None).await?;
-        let connection = Arc::new(connection);
+        let connection = Up::publishing(connection);
         let mut amqp = Self::idle(options);
         Gate::default().ensure_all(&connection, &amqp.options).await?;
         amqp.publisher = Publisher::new(amqp.links.publishing(Some(connection)), amqp.targets[0].clone());

@@ -18,7 +18,7 @@ use super::channels::{Channels, Pooled};
 use super::connection::{close, confirming};
 use super::letter;
 use super::publish_error::{PublishError, lost, outcome};
-use super::supervisor::{ConnectionWatch, up};
+use super::supervisor::{ConnectionWatch, Up, up};
 use super::targets::{Permit, Targets};
 use super::topology::short;
 use crate::failpoint;
@@ -78,7 +78,7 @@ type Destination = (ShortString, ShortString);
 
 /// The channels of one connection.
 struct Open {
-    connection: Arc<Connection>,
+    connection: Arc<Up>,
     /// The channel for many publishes at once, none of which can be returned.
     bulk: Channel,
     /// lapin numbers a publish and queues its frames in two steps; if two threads interleaved there, each would get the

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use lapin::{BasicProperties, Connection};
+use lapin::BasicProperties;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -12,7 +12,7 @@ use super::address::Address;
 use super::connection::{Backoff, STABLE, connect};
 use super::publish_error::PublishError;
 use super::publisher::{Ordering, Publisher};
-use super::supervisor::fixed;
+use super::supervisor::{Up, fixed};
 use super::targets::Targets;
 
 /// Publishes replies over a connection that carries nothing else. Their producers choose the queue, and some
@@ -31,7 +31,7 @@ const WAITS: u32 = 3;
 
 #[derive(Debug, Default)]
 struct State {
-    open: Option<(Arc<Connection>, Publisher)>,
+    open: Option<(Arc<Up>, Publisher)>,
     /// When the last attempt to connect began, and the earliest instant of the next one.
     attempt: Option<(Instant, Instant)>,
     /// When the last attempt to connect failed.
@@ -99,7 +99,7 @@ impl Replies {
         let now = Instant::now();
         state.attempt = Some((now, now + state.backoff.next()));
         let connection = match connect(&self.address, "replying", None).await {
-            Ok(connection) => Arc::new(connection),
+            Ok(connection) => Up::publishing(connection),
             Err(error) => {
                 tracing::debug!(%error, "no connection for replies");
                 state.failed_at = Some(Instant::now());

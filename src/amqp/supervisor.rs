@@ -1,6 +1,7 @@
 //! Keeps a connection up: when it is lost, it connects again for as long as it takes.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::address::Address;
+use super::admission::Admissions;
 use super::connection::{Backoff, STABLE, ask, connect};
 use super::error::text;
 use super::guard::Admit;
@@ -22,19 +24,42 @@ use crate::metric;
 /// How often a silent connection is polled: lapin reports almost every loss itself.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A connection that was up when it was made.
+#[derive(Debug)]
+pub(super) struct Up {
+    connection: Connection,
+    /// Its consuming channels. A number of a channel has another meaning on each connection.
+    pub(super) admissions: Arc<Admissions>,
+}
+
+impl Up {
+    /// A connection over which nothing is consumed.
+    pub(super) fn publishing(connection: Connection) -> Arc<Self> {
+        Arc::new(Self { connection, admissions: Arc::default() })
+    }
+}
+
+impl Deref for Up {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
 /// The connection that is up, or `None` while there is none.
-pub(super) type ConnectionWatch = watch::Receiver<Option<Arc<Connection>>>;
+pub(super) type ConnectionWatch = watch::Receiver<Option<Arc<Up>>>;
 
 /// A receiver that always has the given connection.
-pub(super) fn fixed(connection: Arc<Connection>) -> ConnectionWatch {
+pub(super) fn fixed(connection: Arc<Up>) -> ConnectionWatch {
     watch::channel(Some(connection)).1
 }
 
 /// Waits for a connection that is up. `None` means that there will be none any more.
 ///
 /// Cancel safe.
-pub(super) async fn up(current: &mut ConnectionWatch) -> Option<Arc<Connection>> {
-    let usable = |slot: &Option<Arc<Connection>>| slot.as_ref().is_some_and(|c| c.status().connected());
+pub(super) async fn up(current: &mut ConnectionWatch) -> Option<Arc<Up>> {
+    let usable = |slot: &Option<Arc<Up>>| slot.as_ref().is_some_and(|c| c.status().connected());
     current.wait_for(usable).await.ok().and_then(|slot| slot.clone())
 }
 
@@ -56,16 +81,16 @@ impl ConnectionStates {
 pub(super) struct Supervisor {
     pub(super) address: Address,
     pub(super) purpose: String,
-    pub(super) current: watch::Sender<Option<Arc<Connection>>>,
+    pub(super) current: watch::Sender<Option<Arc<Up>>>,
     pub(super) states: Arc<ConnectionStates>,
-    /// Decides which bodies of deliveries are taken in.
-    pub(super) admit: Option<Arc<dyn Admit>>,
+    /// Whether jobs are consumed over it.
+    pub(super) consumes: bool,
     pub(super) stop: CancellationToken,
 }
 
 impl Supervisor {
     /// Runs until `stop`, starting with `first` where there is one; then closes the connection.
-    pub(super) async fn run(self, first: Option<Arc<Connection>>) {
+    pub(super) async fn run(self, first: Option<Arc<Up>>) {
         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(0);
         let Self { address, purpose, current, states, stop, .. } = &self;
         let mut backoff = Backoff::default();
@@ -108,16 +133,18 @@ impl Supervisor {
     }
 
     /// Connects, with retries. Each trouble is logged once, until it changes.
-    async fn connect(&self, backoff: &mut Backoff, trouble: &mut Episode<String>) -> Arc<Connection> {
-        let Self { address, purpose, admit, .. } = self;
+    async fn connect(&self, backoff: &mut Backoff, trouble: &mut Episode<String>) -> Arc<Up> {
+        let Self { address, purpose, .. } = self;
         loop {
-            match connect(address, purpose, admit.clone()).await {
+            let admissions = Arc::<Admissions>::default();
+            let admit = self.consumes.then(|| Arc::clone(&admissions) as Arc<dyn Admit>);
+            match connect(address, purpose, admit).await {
                 Ok(connection) => {
                     if trouble.end() {
                         metrics::counter!(metric::AMQP_RECONNECTS.name).increment(1);
                         info!(%address, %purpose, "connected to RabbitMQ again");
                     }
-                    return Arc::new(connection);
+                    return Arc::new(Up { connection, admissions });
                 }
                 Err(error) => {
                     let error = error.to_string();

@@ -14,7 +14,7 @@ use crate::amqp::error::Error;
 use crate::amqp::letter::{self, Edits};
 use crate::amqp::publish_error::PublishError;
 use crate::amqp::publisher::Publisher;
-use crate::amqp::supervisor::fixed;
+use crate::amqp::supervisor::{Up, fixed};
 use crate::amqp::targets::Targets;
 use crate::amqp::topology;
 use crate::failpoint;
@@ -61,7 +61,7 @@ impl DeadLetters {
         }
         let to = replay.to.as_deref().map(|name| self.options.downstream(name)).transpose()?;
         self.prepare(to).await?;
-        let publishing = Arc::new(connect(&self.options.address, "replaying", None).await?);
+        let publishing = Up::publishing(connect(&self.options.address, "replaying", None).await?);
         let publisher = Publisher::new(fixed(Arc::clone(&publishing)), Targets::default());
         let mut queues = KnownQueues::default();
         let publish = async |letter: Letter, _| {

@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use lapin::Consumer;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{Channel, Consumer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Slot;
-use crate::amqp::admission::Admission;
+use crate::amqp::admission::{Admission, Admissions};
 use crate::amqp::attached::Attached;
 use crate::amqp::connection::{Backoff, STABLE, close};
 use crate::amqp::error::Error;
@@ -125,6 +125,8 @@ enum Attempt {
 /// A channel that a queue is consumed over.
 struct Feed {
     subscription: Arc<Subscription>,
+    /// Those of its connection.
+    admissions: Arc<Admissions>,
     /// Decides what is taken in of what comes.
     admission: Arc<Admission>,
     /// Whether the queue may be a stream.
@@ -283,14 +285,14 @@ impl Subscriber {
     }
 
     /// Starts a consumer with this prefetch.
-    async fn subscribe(&self, channel: &Channel, prefetch: u16) -> Result<Consumer, Error> {
-        let queue = self.queue_name();
+    async fn subscribe(&self, feed: &Feed, prefetch: u16) -> Result<Consumer, Error> {
+        let (queue, channel) = (self.queue_name(), feed.subscription.acker.channel());
         // With a prefetch of 0 RabbitMQ would not bound the deliveries.
         let qos = channel.basic_qos(prefetch.max(1), BasicQosOptions::default());
-        self.answer("setting the prefetch", qos).await?;
+        self.answer(feed, "setting the prefetch", qos).await?;
         let (options, arguments) = (BasicConsumeOptions::default(), self.arguments()?);
         let consume = channel.basic_consume(short(&queue)?, "".into(), options, arguments);
-        self.answer(&format!("queue {queue}"), consume).await
+        self.answer(feed, &format!("queue {queue}"), consume).await
     }
 
     /// The arguments of the consumer. Brokers that know no such time-out ignore it.
@@ -307,10 +309,11 @@ impl Subscriber {
     /// Waits for the broker's answer within a time-out, which does not run while bodies are cut.
     async fn answer<T>(
         &self,
+        feed: &Feed,
         what: &str,
         answer: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<T, Error> {
-        read_timeout::answer(&self.route.link.admissions, &self.closing, what, answer).await
+        read_timeout::answer(&feed.admissions, &self.closing, what, answer).await
     }
 
     /// Hands on a delivery. Returns false if there is no room for it: it is given back.
@@ -318,7 +321,7 @@ impl Subscriber {
     /// # Errors
     /// The queue is a stream.
     fn hand_on(&mut self, feed: &Feed, mut delivery: lapin::message::Delivery) -> Result<bool, Error> {
-        let Feed { subscription, admission, may_be_stream } = feed;
+        let Feed { subscription, admission, may_be_stream, .. } = feed;
         let offset = delivery.properties.headers().as_ref().and_then(|headers| headers.inner().get(OFFSET));
         if *may_be_stream && matches!(offset, Some(AMQPValue::LongLongInt(_))) {
             self.known.is_stream_until = Some(Instant::now() + STREAM);

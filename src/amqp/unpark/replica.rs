@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lapin::Connection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -15,7 +14,7 @@ use crate::amqp::connection::Backoff;
 use crate::amqp::error::Error;
 use crate::amqp::links::Link;
 use crate::amqp::rungs::RETRY;
-use crate::amqp::supervisor::up;
+use crate::amqp::supervisor::{Up, up};
 
 /// How often it is tried in quick succession, before the log says that it fails.
 const ATTEMPTS: u32 = 10;
@@ -95,12 +94,12 @@ impl Unparker {
 
     async fn unpark_over(
         &self,
-        connection: &Connection,
+        connection: &Up,
         versions: Option<&str>,
         progress: &mut Progress,
     ) -> Result<(), Error> {
-        let Self { options, downstream, link, places, closing, .. } = self;
-        let admissions = &*link.admissions;
+        let Self { options, downstream, places, closing, .. } = self;
+        let admissions = &*connection.admissions;
         let unparking = Unparking { connection, admissions, places, closing, versions, asks_queues: false };
         unparking.run(options, downstream, progress).await
     }

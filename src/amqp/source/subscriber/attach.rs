@@ -14,7 +14,7 @@ use crate::amqp::connection::{ANSWER, CloseUnlessUsed, channel as new_channel, c
 use crate::amqp::error::Error;
 use crate::amqp::foreign::{Kind, Traits, traits};
 use crate::amqp::links::Link;
-use crate::amqp::supervisor::up;
+use crate::amqp::supervisor::{Up, up};
 use crate::amqp::ticket::{Settlement, Subscription};
 use crate::amqp::topology::ensure_home;
 use crate::amqp::window::Consuming;
@@ -37,7 +37,7 @@ impl Subscriber {
         without: &mut Option<Error>,
     ) -> Result<Attempt, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
-        let Link { current, gate, .. } = &self.route.link;
+        let Link { current, gate } = &self.route.link;
         let mut current = current.clone();
         let (connection, place) = loop {
             let Some(connection) = up(&mut current).await else { return Ok(Attempt::Over) };
@@ -108,7 +108,7 @@ impl Subscriber {
     /// Ensures the downstream's queues and consumes, all on one channel.
     async fn consume(
         &self,
-        connection: &Connection,
+        connection: &Up,
         channel: &Channel,
     ) -> Result<(Feeds, Consumer, Consuming), Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
@@ -118,25 +118,25 @@ impl Subscriber {
             Queue::Home => {}
         }
         let Precautions { gives_back, may_be_stream, may_be_deleted } = self.precautions(connection).await?;
-        let main = self.feed(channel.clone(), gives_back, may_be_stream);
+        let main = self.feed(connection, channel.clone(), gives_back, may_be_stream);
         let stand_in = if may_be_deleted {
             let channel = new_channel(connection).await?;
-            Some(StandIn::new(self.feed(channel, GiveBack::None, may_be_stream)))
+            Some(StandIn::new(self.feed(connection, channel, GiveBack::None, may_be_stream)))
         } else {
             None
         };
         let target = self.sizes.target(self.bounds(&main.admission), 0).max(1);
-        let consumer = self.subscribe(channel, target).await?;
+        let consumer = self.subscribe(&main, target).await?;
         Ok((Feeds { main, stand_in }, consumer, Consuming { prefetch: target, target }))
     }
 
     /// Prepares a channel for consuming.
-    fn feed(&self, channel: Channel, gives_back: GiveBack, may_be_stream: bool) -> Feed {
-        let Link { gate, admissions, .. } = &self.route.link;
+    fn feed(&self, connection: &Up, channel: Channel, gives_back: GiveBack, may_be_stream: bool) -> Feed {
+        let (gate, admissions) = (&self.route.link.gate, Arc::clone(&connection.admissions));
         let admission = admissions.open(channel.id(), &self.settlement.account, gives_back);
         let subscription =
             Arc::new(Subscription::new(Acker::new(channel, self.queue_name()), Arc::clone(gate)));
-        Feed { subscription, admission, may_be_stream }
+        Feed { subscription, admissions, admission, may_be_stream }
     }
 
     /// Determines what to heed with the queue: others may have declared it.

@@ -2,7 +2,6 @@
 //! changes.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -191,7 +190,7 @@ impl<'a> Pump<'a> {
             let acker = &self.feed.subscription.acker;
             acker.write_now();
             acker.another_consumer();
-            self.consumer = Some(self.subscriber.subscribe(acker.channel(), prefetch).await?);
+            self.consumer = Some(self.subscriber.subscribe(&self.feed, prefetch).await?);
             self.consuming = Consuming { prefetch, target };
             self.fill_up.reset();
             if let Some(stand_in) = &mut self.stand_in {
@@ -265,10 +264,9 @@ impl Subscriber {
         what: &str,
     ) -> Result<(), Error> {
         let channel = feed.subscription.acker.channel().clone();
-        let admissions = Arc::clone(&self.route.link.admissions);
         let closing = self.closing.clone();
         let mut cancel = pin!(channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()));
-        let mut timeout = ReadTimeout::new(&admissions, &closing);
+        let mut timeout = ReadTimeout::new(&feed.admissions, &closing);
         let mut over = pin!(timeout.elapsed());
         let (mut answered, mut ended) = (false, false);
         // The stream ends after the last message that had arrived.

@@ -31,8 +31,7 @@ impl StandIn {
     /// Begins to consume, unless it does so already.
     pub(super) async fn begin(&mut self, subscriber: &Subscriber) -> Result<(), Error> {
         if self.consumer.is_none() {
-            let channel = self.feed.subscription.acker.channel();
-            self.consumer = Some(subscriber.subscribe(channel, 1).await?);
+            self.consumer = Some(subscriber.subscribe(&self.feed, 1).await?);
             self.since = Instant::now();
         }
         Ok(())
