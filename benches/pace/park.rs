@@ -32,6 +32,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const IN_FRONT: usize = 700;
 const BEHIND: usize = 20;
 const QUOTA: usize = 3;
+/// The jobs that come home: many, and others that are long.
+const HOME: usize = 10_000;
+const LONG: (usize, usize) = (1000, 1 << 20);
+/// The pace of a second downstream meanwhile, and how many jobs it has at least.
+const OTHER: (u32, usize) = (200, 20_000);
 
 /// The columns.
 const FLEET: &str = "paced, four replicas";
@@ -43,6 +48,12 @@ const BEHIND_LATER: Figure =
     Figure::highest("20 jobs at 10/s behind 700 for tomorrow are out after", Unit::Plain(2));
 const BEHIND_PLAN: Figure =
     Figure::highest("20 jobs at 10/s behind 700 of a used-up plan are out after", Unit::Plain(2));
+const HOME_AFTER: Figure =
+    Figure::highest("10 000 parked jobs of a plan are home after it is raised, seconds", Unit::Plain(2));
+const GONE_AFTER: Figure = Figure::highest("they are out after, seconds", Unit::Plain(2));
+const LONG_AFTER: Figure = Figure::highest("1 000 of 1 MiB are home after, seconds", Unit::Plain(2));
+const OTHERS_PACE: Figure =
+    Figure::median("the pace of another downstream meanwhile, as a part of its rate", Unit::Plain(3));
 const LOST: Figure = Figure::highest("jobs that are neither parked nor sent", Unit::Count);
 const BEFORE: Figure = Figure::median("resident memory of a replica when ready", Unit::MiB);
 const AFTER: Figure = Figure::median("resident memory of a replica at the end", Unit::MiB);
@@ -63,8 +74,11 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
          before the last one is ready are counted too, so the speed is a little too high. Memory is VmRSS, \
          and its peak (VmHWM) from the start of the process, of the replica that has the most. The peak is \
          also measured with 20 000 jobs for tomorrow, since it must not grow with the waiting jobs. The \
-         last two lines are separate scenes with one replica, in seconds from when it is ready; 20 jobs \
-         need 1.9 s at 10/s.",
+         lines with 20 jobs are separate scenes with one replica, in seconds from when it is ready; 20 \
+         jobs need 1.9 s at 10/s. In two more scenes the jobs of a used-up plan are parked, and a reload \
+         of the file raises the limit of the plan. The time is counted from the reload until none of them \
+         waits in the broker, and until the last one has gone. While jobs of 1 MiB come home, another \
+         downstream of the same connection sends 200/s.",
     );
     for run in 1..=stage.runs {
         eprintln!("  park, run {run}");
@@ -131,6 +145,12 @@ async fn scenes(stage: &Stage, section: &mut Section) -> Result<(), String> {
     let free = free.map(|job| job.header("paced-plan", "free")).collect();
     let took = behind(stage, free, (QUOTA, &plan)).await?;
     section.judge(ONE, BEHIND_PLAN, took, Bound::AtMost(6.0));
+    let many = raised(stage, (HOME, SIZE)).await?;
+    section.judge(ONE, HOME_AFTER, many.home, Bound::AtMost(5.0));
+    section.note(ONE, GONE_AFTER, many.gone);
+    let long = raised(stage, LONG).await?;
+    section.note(ONE, LONG_AFTER, long.home);
+    section.judge(ONE, OTHERS_PACE, long.others, Bound::AtLeast(0.95));
     Ok(())
 }
 
@@ -153,6 +173,67 @@ async fn behind(stage: &Stage, front: Vec<Job>, (allowed, plan): (usize, &str)) 
     stop(replica).await?;
     stage.delete(vec![queue]).await?;
     Ok(took)
+}
+
+/// What happened after the limit of a plan was raised.
+struct Raised {
+    /// After how many seconds no job of it was parked any more.
+    home: f64,
+    /// After how many seconds all of them had gone.
+    gone: f64,
+    /// The pace of another downstream by then, as a part of its rate.
+    others: f64,
+}
+
+/// Parks this many jobs of this size, whose plan is used up, and raises its limit.
+async fn raised(stage: &Stage, (count, size): (usize, usize)) -> Result<Raised, String> {
+    let (api, second, site) =
+        (LeanApi::start(Duration::ZERO)?, LeanApi::start(Duration::ZERO)?, stage.site(NAME));
+    api.expect(count + QUOTA);
+    let queues = ["raised", "other"].map(|name| format!("{}.{name}", site.prefix));
+    stage.declare(queues.to_vec(), Kind::Quorum).await?;
+    let [queue, other] = &queues;
+    for part in Job::many("free", count + QUOTA).chunks(500) {
+        let jobs = part.iter().map(|job| job.clone().header("paced-plan", "free").body(vec![b'x'; size]));
+        publish_to(&site.amqp, "", queue, jobs.collect()).await;
+    }
+    let (rate, jobs) = OTHER;
+    stage.fill(other, jobs, SIZE).await;
+    let config = |quota: usize| {
+        format!(
+            "[downstreams.raised]\nrate = '1000000/s'\nconcurrency = 64\nqueue.name = '{queue}'\n\
+             http.base_url = '{}'\n[downstreams.other]\nrate = '{rate}/s'\nqueue.name = '{other}'\n\
+             http.base_url = '{}'\n[plans.free]\n\
+             limits = [{{ algorithm = 'fixed-window', rate = '{quota}/30d' }}]\n",
+            api.url(),
+            second.url()
+        )
+    };
+    let replica = site.replica(&config(QUOTA)).await?;
+    let waits = [4, 16, 64, 256, 1024, 4096].map(|seconds| format!("{}.wait.raised.{seconds}s", site.prefix));
+    let waiting = || async {
+        let mut waiting = 0;
+        for queue in &waits {
+            waiting += depth(&site.amqp, queue).await.unwrap_or(0) as usize;
+        }
+        waiting
+    };
+    let all_parked = || async { (waiting().await >= count).then_some(()) };
+    poll(PATIENCE, all_parked).await.ok_or("not all jobs of the plan were parked")?;
+    std::fs::write(replica.config_file(), site.config(&config(1_000_000)))
+        .map_err(|error| error.to_string())?;
+    let (start, before) = (real_now(), second.count());
+    replica.hangup();
+    let all_home = || async { (waiting().await == 0).then(|| start.elapsed().as_secs_f64()) };
+    let (home, all) = tokio::join!(poll(PATIENCE, all_home), api.all(PATIENCE));
+    let (gone, sent) = (start.elapsed().as_secs_f64(), second.count() - before);
+    all?;
+    stop(replica).await?;
+    stage.delete(queues.to_vec()).await?;
+    stage.delete(waits.to_vec()).await?;
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    let others = sent as f64 / gone / f64::from(rate);
+    Ok(Raised { home: home.ok_or("not all jobs came home")?, gone, others })
 }
 
 async fn publish(site: &Site, queue: &str, later: u32) {
