@@ -16,6 +16,7 @@ mod limits;
 mod loops;
 mod machine;
 mod many;
+mod margin;
 mod memory;
 mod metronome;
 mod newcomer;
@@ -86,6 +87,8 @@ enum Scenario {
     Limits,
     /// Jobs for tomorrow in front of jobs for now
     Park,
+    /// An API that counts in any second, with and without a margin
+    Margin,
     /// The guard before the AMQP parser, beside a build without it
     Guard,
     /// Another build of paced beside this one, named by --other; not among all
@@ -93,7 +96,7 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Share,
         Self::Embed,
         Self::Far,
@@ -105,9 +108,10 @@ impl Scenario {
         Self::Lasting,
         Self::Limits,
         Self::Park,
+        Self::Margin,
         Self::Guard,
     ];
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; 13] = [
         share::NAME,
         embed::NAME,
         far::NAME,
@@ -119,6 +123,7 @@ impl Scenario {
         lasting::NAME,
         limits::NAME,
         park::NAME,
+        margin::NAME,
         guarding::NAME,
     ];
 
@@ -135,6 +140,7 @@ impl Scenario {
             Self::Lasting => lasting::run(stage).await,
             Self::Limits => limits::run(stage).await,
             Self::Park => park::run(stage).await,
+            Self::Margin => margin::run(stage).await,
             Self::Guard => guarding::run(stage).await,
             Self::Other => other::run(stage, other).await,
         }
