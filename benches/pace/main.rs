@@ -10,6 +10,7 @@ mod embed;
 mod far;
 mod figures;
 mod fleet;
+mod forecast;
 mod guarding;
 mod lasting;
 mod limits;
@@ -89,6 +90,8 @@ enum Scenario {
     Park,
     /// An API that counts in any second, with and without a margin
     Margin,
+    /// Ten runs, against the forecast
+    Forecast,
     /// The guard before the AMQP parser, beside a build without it
     Guard,
     /// Another build of paced beside this one, named by --other; not among all
@@ -96,7 +99,7 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Share,
         Self::Embed,
         Self::Far,
@@ -109,9 +112,10 @@ impl Scenario {
         Self::Limits,
         Self::Park,
         Self::Margin,
+        Self::Forecast,
         Self::Guard,
     ];
-    const NAMES: [&str; 13] = [
+    const NAMES: [&str; 14] = [
         share::NAME,
         embed::NAME,
         far::NAME,
@@ -124,6 +128,7 @@ impl Scenario {
         limits::NAME,
         park::NAME,
         margin::NAME,
+        forecast::NAME,
         guarding::NAME,
     ];
 
@@ -141,6 +146,7 @@ impl Scenario {
             Self::Limits => limits::run(stage).await,
             Self::Park => park::run(stage).await,
             Self::Margin => margin::run(stage).await,
+            Self::Forecast => forecast::run(stage).await,
             Self::Guard => guarding::run(stage).await,
             Self::Other => other::run(stage, other).await,
         }
