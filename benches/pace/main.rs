@@ -23,6 +23,7 @@ mod metronome;
 mod newcomer;
 mod other;
 mod park;
+mod pipe;
 mod process;
 mod release;
 mod report;
@@ -92,6 +93,8 @@ enum Scenario {
     Margin,
     /// Ten runs, against the forecast
     Forecast,
+    /// `paced pipe` beside a daemon, and its memory
+    Pipe,
     /// The guard before the AMQP parser, beside a build without it
     Guard,
     /// Another build of paced beside this one, named by --other; not among all
@@ -99,7 +102,7 @@ enum Scenario {
 }
 
 impl Scenario {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Share,
         Self::Embed,
         Self::Far,
@@ -113,9 +116,10 @@ impl Scenario {
         Self::Park,
         Self::Margin,
         Self::Forecast,
+        Self::Pipe,
         Self::Guard,
     ];
-    const NAMES: [&str; 14] = [
+    const NAMES: [&str; 15] = [
         share::NAME,
         embed::NAME,
         far::NAME,
@@ -129,6 +133,7 @@ impl Scenario {
         park::NAME,
         margin::NAME,
         forecast::NAME,
+        pipe::NAME,
         guarding::NAME,
     ];
 
@@ -147,6 +152,7 @@ impl Scenario {
             Self::Park => park::run(stage).await,
             Self::Margin => margin::run(stage).await,
             Self::Forecast => forecast::run(stage).await,
+            Self::Pipe => pipe::run(stage).await,
             Self::Guard => guarding::run(stage).await,
             Self::Other => other::run(stage, other).await,
         }
