@@ -16,6 +16,7 @@ mod api;
 mod away;
 mod clock;
 mod cold;
+mod costs;
 mod embed;
 mod failover;
 mod lasting;
