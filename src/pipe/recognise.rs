@@ -35,6 +35,11 @@ pub enum Unreadable {
     /// Lines of JSON where a table was to be.
     #[error("it begins with JSON and not with names of columns; leave --csv out")]
     Json,
+    /// An array of jobs, or one value over several lines, where each line was to be an object.
+    #[error(
+        "it is one JSON document, and an object on each line is read; convert it: {0} FILE | paced ... -"
+    )]
+    Document(&'static str),
 }
 
 /// An input from its beginning.
@@ -64,7 +69,9 @@ pub async fn recognise<R: AsyncBufRead + Unpin>(
             break;
         }
     }
-    if begin.ends_with(b"\n") && examine(&begin, format) == Some(Unreadable::Csv) {
+    if begin.ends_with(b"\n")
+        && matches!(examine(&begin, format), Some(Unreadable::Csv | Unreadable::Document(_)))
+    {
         // With a line of JSON behind it, the first line is a bad one among others.
         let mut is_blank = true;
         while is_blank && begin.len() < 2 * EXAMINED {
@@ -95,12 +102,22 @@ fn examine(begin: &[u8], format: &Format) -> Option<Unreadable> {
         _ => {}
     }
     let text = begin.strip_prefix(super::lines::BYTE_ORDER_MARK).unwrap_or(begin).trim_ascii();
-    let line = text.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii();
+    let (line, rest) = first_line(text);
     match (format, line.first()) {
         (Format::Csv(_), Some(b'{')) => Some(Unreadable::Json),
-        (Format::Ndjson, Some(first)) if !b"{[".contains(first) => is_table(text).then_some(Unreadable::Csv),
+        (Format::Ndjson, Some(b'{')) if line == b"{" && rest.first() != Some(&b'{') => {
+            Some(Unreadable::Document("jq -c ."))
+        }
+        (Format::Ndjson, Some(b'{')) => None,
+        (Format::Ndjson, Some(b'[')) => is_array_of_jobs(line).then_some(Unreadable::Document("jq -c '.[]'")),
+        (Format::Ndjson, Some(_)) => is_table(text).then_some(Unreadable::Csv),
         _ => None,
     }
+}
+
+/// Whether a line that begins an array has an object next, or nothing: other arrays are bad lines.
+fn is_array_of_jobs(line: &[u8]) -> bool {
+    matches!(line[1..].trim_ascii_start().first(), None | Some(b'{'))
 }
 
 /// Whether the line has names of columns: several of which the first is a name, or one that is known.
@@ -117,10 +134,15 @@ fn is_names(line: &[u8]) -> bool {
 
 /// Whether the text begins with a row of names, and not with a bad line before lines of JSON.
 fn is_table(text: &[u8]) -> bool {
+    let (line, rest) = first_line(text);
+    rest.first() != Some(&b'{') && is_names(line)
+}
+
+/// The first line, and what follows it, both without the spaces around them.
+fn first_line(text: &[u8]) -> (&[u8], &[u8]) {
     let mut lines = text.splitn(2, |&byte| byte == b'\n');
     let line = lines.next().unwrap_or_default().trim_ascii();
-    let rest = lines.next().unwrap_or_default().trim_ascii_start();
-    rest.first() != Some(&b'{') && is_names(line)
+    (line, lines.next().unwrap_or_default().trim_ascii_start())
 }
 
 fn unquoted(name: &[u8]) -> &[u8] {
@@ -198,6 +220,8 @@ mod tests {
             "{}",
             "{\"a\": 1}\n",
             "[1, 2]",
+            "[1, 2]\n{}",
+            "{\n{\"id\": 1}\n",
             "\"text\"",
             "\"a\", \"b",
             "1,2,3",
@@ -212,6 +236,16 @@ mod tests {
             assert_eq!(examine(line.as_bytes(), &Format::Ndjson), None, "{line}");
         }
         assert_eq!(examine(b"{\"id\": 1}\n", &csv()), Some(Unreadable::Json));
+        for (begin, command) in [
+            ("[{\"id\": 1},\n{\"id\": 2}]", "jq -c '.[]'"),
+            ("\u{feff}[\r\n  {\n", "jq -c '.[]'"),
+            (" [ { \"id\"", "jq -c '.[]'"),
+            ("{\n  \"id\": 1\n}\n{\n", "jq -c ."),
+            ("{\r\n", "jq -c ."),
+        ] {
+            let found = Some(Unreadable::Document(command));
+            assert_eq!(examine(begin.as_bytes(), &Format::Ndjson), found, "{begin}");
+        }
         for names in ["id,path", "id", "a;b", "a;b,c", "nope!"] {
             assert_eq!(examine(names.as_bytes(), &csv()), None, "{names}");
         }

@@ -199,6 +199,7 @@ async fn an_input_of_another_form_is_recognised_by_its_beginning() {
         (b"\x1f\x8b\x08\x00\n\n\n", false, "gunzip -c FILE | paced"),
         (b"id,path\na,b\nc,d\n", false, "add --csv"),
         (b"{\"id\": \"a\"}\n{}\n", true, "leave --csv out"),
+        (b"[\n  {\"id\": \"a\"},\n  {\"id\": \"b\"}\n]\n", false, "jq -c '.[]' FILE | paced"),
         (b"id;body\na;b\n", true, "separated by semicolons"),
         (b"Nr.;Betrag (EUR)\na;b\n", true, "separated by semicolons"),
         (b"Order ID,Amount (EUR)\na,b\n", false, "add --csv"),
