@@ -55,8 +55,8 @@ fn instant(text: &str) -> Result<Micros, String> {
 pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     let settings = parts::load(global)?.settings;
     let downstream = parts::downstream(&settings, &args.downstream)?;
-    check_headers(&args.header, |_| false)?;
     let rules = daemon::rules(&settings, downstream);
+    check_headers(&args.header, |_| false, |name| rules.allows_header(name))?;
     let plain = args.table.format(&args.header).1;
     let start = args.at.unwrap_or_else(wall_now);
     let mut simulation = Simulation::new(downstream, start);

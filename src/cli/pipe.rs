@@ -115,8 +115,9 @@ fn on_limit(text: &str) -> Result<OnLimit, String> {
 pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let mut signals = Signals::with_hangup().map_err(out::failed)?;
     let is_shared = args.downstream.is_some();
-    check_headers(&args.header, |header| !(is_shared || (args.table.is_csv() && header.has_brace())))?;
     let Way { dispatcher, rules, charged, shared } = Way::of(global, &args)?;
+    let is_a_jobs = |header: &HeaderArg| is_shared || (args.table.is_csv() && header.has_brace());
+    check_headers(&args.header, |header| !is_a_jobs(header), |name| rules.allows_header(name))?;
     let wanted = match (global.quiet, global.verbose) {
         (0, 0) => Wanted::Some,
         (0, _) => Wanted::All,

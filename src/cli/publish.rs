@@ -79,8 +79,8 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
         let problem = "--csv makes jobs of the rows of FILE or stdin; leave it out, or --count and --body";
         return Err(out::fail(Exit::Usage, problem));
     }
-    check_headers(&args.header, |_| false)?;
     let rules = daemon::rules(&settings, downstream);
+    check_headers(&args.header, |_| false, |name| rules.allows_header(name))?;
     let mut options = parts::amqp(&settings)?;
     options.downstreams.retain(|downstream| downstream.name == args.downstream);
     let jobs = match args.count.is_some() || args.body.is_some() {

@@ -96,13 +96,20 @@ fn is_json(pattern: &Pattern) -> bool {
 pub(super) fn check_headers(
     headers: &[HeaderArg],
     may_be_any: impl Fn(&HeaderArg) -> bool,
+    is_allowed: impl Fn(&str) -> bool,
 ) -> Result<(), Exit> {
+    // These two are properties of a message, and no headers of a job.
+    let is_property = |name: &str| matches!(name, "content-type" | "content-encoding");
     for (index, header) in headers.iter().enumerate() {
-        let name = &header.name;
-        let problem = if headers[..index].iter().any(|other| other.name == *name) {
+        let name = header.name.as_str();
+        let problem = if headers[..index].iter().any(|other| other.name == name) {
             "is given twice; give it once"
-        } else if FORBIDDEN_HEADERS.contains(&name.as_str()) && !may_be_any(header) {
+        } else if may_be_any(header) {
+            continue;
+        } else if FORBIDDEN_HEADERS.contains(&name) {
             "is never a job's to set; leave it out"
+        } else if !is_property(name) && !is_allowed(name) {
+            "is not in `http.allow_headers`; add it there, or leave it out"
         } else {
             continue;
         };
@@ -156,9 +163,12 @@ mod tests {
         let headers = |texts: &[&str]| -> Vec<HeaderArg> {
             texts.iter().map(|text| header(text).expect("a header")).collect()
         };
-        let check = |texts: &[&str], any: bool| check_headers(&headers(texts), |_| any).is_ok();
-        assert!(check(&["x-a:1", "x-b:1"], false));
-        assert!(!check(&["x-a:1", "X-A:2"], true), "twice");
-        assert!(!check(&["Cookie:1"], false) && check(&["Cookie:1"], true));
+        let check = |texts: &[&str], any: bool, allowed: &str| {
+            check_headers(&headers(texts), |_| any, |name| name == allowed || allowed == "*").is_ok()
+        };
+        assert!(check(&["x-a:1", "Content-Type:a/b", "content-encoding:gzip"], false, "x-a"));
+        assert!(!check(&["x-a:1", "x-b:1"], false, "x-a") && check(&["x-a:1", "x-b:1"], true, "x-a"));
+        assert!(!check(&["x-a:1", "X-A:2"], true, "*"), "twice");
+        assert!(!check(&["Cookie:1"], false, "*") && check(&["Cookie:1"], true, ""));
     }
 }

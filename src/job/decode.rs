@@ -158,7 +158,7 @@ impl Fields {
             if let Some(key) = name.strip_prefix("paced-") {
                 fields.paced(key, name, value, rules)?;
             } else if let Some(key) = name.strip_prefix("http-") {
-                let (key, value) = header::request(key, value, &rules.allow_headers)?;
+                let (key, value) = header::request(key, value, rules)?;
                 if fields.request.iter().any(|(other, _)| *other == key) {
                     return Err(twice(name));
                 }

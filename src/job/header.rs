@@ -25,7 +25,7 @@ pub const NEVER: [&str; 14] = [
 const MAX_TRACE: usize = 1024;
 
 /// One `http-<name>` header: its name in lower case, and its value.
-pub(super) fn request(name: &str, value: &Value, allowed: &[String]) -> Result<(String, String), Rejection> {
+pub(super) fn request(name: &str, value: &Value, rules: &Rules) -> Result<(String, String), Rejection> {
     let lower = name.to_ascii_lowercase();
     let refused = |why: &str| {
         let shown = super::shown(lower.as_bytes(), 60);
@@ -34,8 +34,7 @@ pub(super) fn request(name: &str, value: &Value, allowed: &[String]) -> Result<(
     if is_never_a_jobs(&lower) {
         return Err(refused("is never a job's to set; leave it out"));
     }
-    let is_allowed = |name: &String| *name == lower || name == Rules::ANY_HEADER;
-    if !is_token(&lower) || !allowed.iter().any(is_allowed) {
+    if !is_token(&lower) || !rules.allows_header(&lower) {
         return Err(refused("is not in `http.allow_headers`; add it there, or leave it out"));
     }
     let text = match value {

@@ -191,6 +191,11 @@ impl Rules {
     /// Stands for every header in [`Rules::allow_headers`].
     pub const ANY_HEADER: &'static str = "*";
 
+    /// Whether [`Rules::allow_headers`] has this request header, in lower case.
+    pub fn allows_header(&self, name: &str) -> bool {
+        self.allow_headers.iter().any(|allowed| allowed == name || allowed == Self::ANY_HEADER)
+    }
+
     /// Checks that a job of this plan may have this cost; the error is a text for its producer.
     #[cfg(feature = "dispatch")]
     pub(crate) fn fits(&self, plan: Option<usize>, cost: &Cost) -> Result<(), String> {

@@ -107,6 +107,11 @@ async fn publish_takes_csv_and_templates() {
         let refused = site.cli(&[&one[..], more].concat()).await;
         assert_eq!(refused.code, 2, "{}", refused.stderr);
     }
+    // Once, and not for each row.
+    let refused =
+        site.cli(&["publish", "billing", path, "--csv", "--body-from-row", "--header", "x-any:1"]).await;
+    assert_eq!((refused.code, refused.stderr.lines().count()), (2, 1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("--header x-any is not in `http.allow_headers`"), "{}", refused.stderr);
     std::fs::write(&file, "id,path\na,b\n").unwrap();
     let table = site.cli(&["publish", "billing", path]).await;
     assert_eq!(table.code, 2, "{}", table.stderr);
