@@ -28,6 +28,7 @@ mod rig;
 mod store;
 mod turns;
 mod verdict;
+mod versions;
 mod watch;
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! The rig of every scenario: four replicas and 2 500 jobs.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 use crate::LONG;
 use crate::cold::late;
 use crate::support::api::{Api, stamp};
-use crate::support::daemon::{Output, Paced, message, run_cli, scratch};
+use crate::support::daemon::{Output, Paced, binary, message, run_cli, scratch};
 use crate::support::publish::Job;
 use crate::support::servers::{Rabbit, Redis, free_port, rabbit, redis};
 use crate::support::site::Site;
@@ -69,6 +70,8 @@ pub(crate) struct Rig {
     pub(crate) replicas: Vec<Paced>,
     /// The highest limit of the run.
     pub(crate) rate: Rate,
+    /// The build that replicas are started of.
+    pub(crate) program: PathBuf,
     /// The port of the first replica's admin API.
     admin: u16,
     watch: Watch,
@@ -91,6 +94,13 @@ impl Rig {
     pub(crate) async fn with(chaos: Chaos, downstream: &str, stores: [impl fmt::Display; REPLICAS]) -> Self {
         let rig = Self::empty(chaos, rabbit().await.url(), stores[0].to_string(), downstream);
         rig.filled(stores.map(|store| format!("store.url={store}"))).await
+    }
+
+    /// Four replicas of this downstream that are another build.
+    pub(crate) async fn running(program: PathBuf, chaos: Chaos, downstream: &str, redis: &Redis) -> Self {
+        let rig = Self::empty(chaos, rabbit().await.url(), redis.url(), downstream);
+        let setting = format!("store.url={}", redis.url());
+        Self { program, ..rig }.filled([(); REPLICAS].map(|()| setting.clone())).await
     }
 
     /// Four replicas of 200/s on the nodes of a cluster of brokers; jobs are published to the first one.
@@ -118,6 +128,7 @@ impl Rig {
             site,
             replicas: Vec::new(),
             rate: RATE.parse().unwrap(),
+            program: binary(),
             admin: free_port(),
             watch: Watch::start(),
             ended: Vec::new(),
@@ -138,7 +149,9 @@ impl Rig {
 
     /// Starts a replica that logs each hand-over.
     async fn start(&self, number: usize, args: &[&str]) -> Paced {
-        Paced::start(&self.config(number), args, &[LOG_HAND_OVERS]).await
+        Paced::try_start_binary(&self.program, &self.config(number), args, &[LOG_HAND_OVERS])
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The configuration of one replica, as the site has it now.
@@ -257,8 +270,13 @@ fn hand_over(line: &str) -> Option<(Timestamp, Duration)> {
         return None;
     }
     let line: Value = serde_json::from_str(line).unwrap();
-    let at = Timestamp::from_microsecond(line["at"].as_i64().unwrap()).unwrap();
-    Some((at, late(line["late"].as_str().unwrap())))
+    let late = late(line["late"].as_str().unwrap());
+    // An older build has only the slot, by the clock of Redis, which in its runs is this machine's.
+    let at = line["at"].as_i64().map_or_else(
+        || Timestamp::from_microsecond(line["slot"].as_i64().unwrap()).unwrap() + late,
+        |at| Timestamp::from_microsecond(at).unwrap(),
+    );
+    Some((at, late))
 }
 
 /// These in the unit and on the clock of [`stamp`].
