@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use paced::api::history::Change;
+use paced::api::history::{Author, Change};
 use paced::failpoint;
 use paced::text::cut;
 
@@ -58,9 +58,9 @@ impl Subject {
         let begun =
             Begun { subject: self, order: ORDERS.fetch_add(1, Ordering::Relaxed) + 1, has_ended: false };
         let Begun { subject: Self { client, chosen, reason, change, .. }, order, .. } = &begun;
-        let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+        let (remote, Author { by, certificate, claimed }) = (client.remote, &client.author);
         let downstream = begun.downstream();
-        tracing::info!(%remote, by, claimed, order, downstream, change, chosen, reason, "admin: changing");
+        tracing::info!(%remote, by, certificate, claimed, order, downstream, change, chosen, reason, "admin: changing");
         telemetry::flush().await;
         failpoint::reached("change:begun");
         begun
@@ -74,8 +74,7 @@ impl Begun {
         let short = |text: &str| cut(text, MAX_NOTED).to_owned();
         Change {
             at: 0,
-            by: client.by(),
-            claimed: client.claimed.clone(),
+            author: client.author.clone(),
             change: (*change).to_owned(),
             chosen: short(chosen),
             before: short(before),
@@ -90,9 +89,9 @@ impl Begun {
         failpoint::reached("change:made");
         self.has_ended = true;
         let Self { subject: Subject { client, chosen, reason, change, .. }, order, .. } = &self;
-        let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+        let (remote, Author { by, certificate, claimed }) = (client.remote, &client.author);
         let downstream = self.downstream();
-        tracing::info!(%remote, by, claimed, order, downstream, change, chosen, before, after, reason, "admin: changed");
+        tracing::info!(%remote, by, certificate, claimed, order, downstream, change, chosen, before, after, reason, "admin: changed");
         self.entry(before, after, false)
     }
 
@@ -101,13 +100,13 @@ impl Begun {
     pub(super) fn failed(mut self, refusal: &Refusal) -> Option<Change> {
         self.has_ended = true;
         let Self { subject: Subject { client, chosen, reason, change, .. }, order, .. } = &self;
-        let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+        let (remote, Author { by, certificate, claimed }) = (client.remote, &client.author);
         let (downstream, status) = (self.downstream(), refusal.status().as_u16());
         let error = cut(refusal.text(), MAX_ERROR);
         if refusal.is_unknown() {
-            tracing::warn!(%remote, by, claimed, order, downstream, change, chosen, reason, status, error, "admin: unknown whether changed");
+            tracing::warn!(%remote, by, certificate, claimed, order, downstream, change, chosen, reason, status, error, "admin: unknown whether changed");
         } else {
-            tracing::warn!(%remote, by, claimed, order, downstream, change, chosen, reason, status, error, "admin: not changed");
+            tracing::warn!(%remote, by, certificate, claimed, order, downstream, change, chosen, reason, status, error, "admin: not changed");
         }
         refusal.is_unknown().then(|| self.entry("", error, true))
     }
@@ -122,9 +121,9 @@ impl Drop for Begun {
     fn drop(&mut self) {
         if !self.has_ended {
             let Self { subject: Subject { client, chosen, reason, change, .. }, order, .. } = &*self;
-            let (remote, by, claimed) = (client.remote, client.by(), client.claimed.as_str());
+            let (remote, Author { by, certificate, claimed }) = (client.remote, &client.author);
             let (downstream, error) = (self.downstream(), "it broke off");
-            tracing::warn!(%remote, by, claimed, order, downstream, change, chosen, reason, error, "admin: unknown whether changed");
+            tracing::warn!(%remote, by, certificate, claimed, order, downstream, change, chosen, reason, error, "admin: unknown whether changed");
         }
     }
 }

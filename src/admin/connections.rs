@@ -182,7 +182,7 @@ impl Connections {
             closed: closed.clone(),
         };
         table.entries.insert(id, entry);
-        Some(Connection { peer: Peer { remote, id, all: self.clone() }, closed })
+        Some(Connection { peer: Peer { remote, id, all: self.clone(), certificate: None }, closed })
     }
 
     /// Evicts one idle connection, such as when there are no more descriptors.
@@ -283,9 +283,21 @@ pub(crate) struct Peer {
     pub(crate) remote: SocketAddr,
     id: u64,
     all: Connections,
+    /// The name in the certificate that the client has shown, if it had to show one.
+    certificate: Option<Arc<str>>,
 }
 
 impl Peer {
+    /// The same client, which has shown a certificate with this name.
+    pub(super) fn with_certificate(self, name: &str) -> Self {
+        Self { certificate: Some(name.into()), ..self }
+    }
+
+    /// The name in the certificate that the client has shown.
+    pub(super) fn certificate(&self) -> Option<&str> {
+        self.certificate.as_deref()
+    }
+
     /// The network that it counts for.
     pub(super) fn network(&self) -> Network {
         self.remote.ip().into()

@@ -6,6 +6,7 @@
 mod access;
 mod api;
 mod audit;
+mod certificate;
 mod connections;
 mod health;
 mod page;

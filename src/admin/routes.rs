@@ -21,6 +21,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, any, on};
 use hyper::body::{Frame, SizeHint};
 use paced::api::Endpoint;
+use paced::api::history::Author;
 use paced::bounded_log::BoundedLog;
 use paced::config::Role;
 use paced::text::cut;
@@ -75,22 +76,21 @@ impl Rule {
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     pub(super) remote: SocketAddr,
-    /// The name of the token that was sent, if it has one.
-    name: Option<String>,
-    /// The name that the client claims, which nothing proves.
-    pub(super) claimed: String,
+    pub(super) author: Author,
 }
 
 impl Client {
     /// Whoever sent this request, with the token of `holder`.
     fn of(peer: &Peer, holder: Holder, headers: &HeaderMap) -> Self {
         let claimed = headers.get(CLAIMED).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        Self { remote: peer.remote, name: holder.name, claimed: cut(claimed, MAX_CLAIMED).to_owned() }
-    }
-
-    /// The name of the token, or else the address.
-    pub(super) fn by(&self) -> String {
-        self.name.clone().unwrap_or_else(|| self.remote.ip().to_string())
+        let certificate = peer.certificate().unwrap_or_default();
+        let shown = Some(certificate).filter(|name| !name.is_empty()).map(str::to_owned);
+        let author = Author {
+            by: holder.name.or(shown).unwrap_or_else(|| peer.remote.ip().to_string()),
+            certificate: certificate.to_owned(),
+            claimed: cut(claimed, MAX_CLAIMED).to_owned(),
+        };
+        Self { remote: peer.remote, author }
     }
 }
 
@@ -212,7 +212,8 @@ fn log_refusal(rule: Rule, peer: &Peer, request: &Request, refusal: &Refusal) {
         let (method, path) =
             (cut(request.method().as_str(), MAX_SHOWN), cut(request.uri().path(), MAX_SHOWN));
         let error = cut(refusal.text(), 2 * MAX_SHOWN);
-        tracing::warn!(%remote, method, path, status, error, "admin: refused");
+        let certificate = peer.certificate();
+        tracing::warn!(%remote, certificate, method, path, status, error, "admin: refused");
     });
 }
 

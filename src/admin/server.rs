@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::certificate;
 use super::connections::{Connection, Connections, MAX_CONNECTIONS, Peer};
 use super::routes::{MAX_SHOWN, REFUSALS};
 
@@ -171,7 +172,15 @@ impl Serving {
             let Some(tls) = &self.tls else { return self.answer(stream, &connection.peer).await };
             let handshake = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
             match self.stop.run_until_cancelled(handshake).await {
-                Some(Ok(Ok(stream))) => self.answer(stream, &connection.peer).await,
+                Some(Ok(Ok(stream))) => {
+                    let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+                    let peer = connection.peer.clone();
+                    let peer = match shown.and_then(|certificate| certificate::name(certificate)) {
+                        Some(name) => peer.with_certificate(&name),
+                        None => peer,
+                    };
+                    self.answer(stream, &peer).await;
+                }
                 Some(Ok(Err(error))) => tell_handshake(&connection.peer, &error),
                 Some(Err(_)) | None => {}
             }

@@ -1,7 +1,7 @@
 //! `paced history`: the last changes by operators, over all replicas.
 
 use paced::api::CHANGES;
-use paced::api::history::Change;
+use paced::api::history::{Author, Change};
 use serde_json::json;
 
 use super::ask::Daemon;
@@ -42,8 +42,16 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
 }
 
 fn row(downstream: &str, change: &Change) -> [String; 7] {
-    let Change { at, by, claimed, change, chosen, before, after, reason, is_unknown } = change;
-    let by = if claimed.is_empty() { by.clone() } else { format!("{by} (as {claimed})") };
+    let Change { at, author, change, chosen, before, after, reason, is_unknown } = change;
+    let Author { by, certificate, claimed } = author;
+    // The name of the certificate stands alone where the token has none.
+    let shown = Some(certificate).filter(|name| !name.is_empty() && *name != by);
+    let by = match (shown, claimed.as_str()) {
+        (None, "") => by.clone(),
+        (None, claimed) => format!("{by} (as {claimed})"),
+        (Some(shown), "") => format!("{by} (certificate {shown})"),
+        (Some(shown), claimed) => format!("{by} (certificate {shown}, as {claimed})"),
+    };
     let change = if chosen.is_empty() { change.clone() } else { format!("{change} {chosen}") };
     let change = if *is_unknown { format!("{change} (perhaps)") } else { change };
     let at = out::rfc3339(*at);
@@ -59,8 +67,11 @@ mod tests {
     fn a_change_is_a_row() {
         let change = Change {
             at: 1_764_000_000_123,
-            by: "alice".to_owned(),
-            claimed: "bob".to_owned(),
+            author: Author {
+                by: "alice".to_owned(),
+                certificate: "alice".to_owned(),
+                claimed: "bob".to_owned(),
+            },
             change: "pause".to_owned(),
             after: "paused for 10 minutes".to_owned(),
             reason: "\u{1b}[2J".to_owned(),
@@ -77,5 +88,14 @@ mod tests {
             "\\u{1b}[2J",
         ];
         assert_eq!(row("billing", &change), expected);
+        let by = |certificate: &str, claimed: &str| {
+            let (by, certificate, claimed) = ("alice".to_owned(), certificate.to_owned(), claimed.to_owned());
+            let author = Author { by, certificate, claimed };
+            let [_, by, ..] = row("billing", &Change { author, ..change.clone() });
+            by
+        };
+        assert_eq!(by("laptop-7", "bob"), "alice (certificate laptop-7, as bob)");
+        assert_eq!(by("lap\u{1b}top", ""), "alice (certificate lap\\u{1b}top)");
+        assert_eq!((by("alice", ""), by("", "")), ("alice".to_owned(), "alice".to_owned()));
     }
 }

@@ -168,7 +168,7 @@ async fn change<O: Order>(
 ) -> Result<Response, Refusal> {
     let order: O = body::read(body).await?;
     let reason = body::reason(order.reason().cloned())?;
-    let by = client.by();
+    let by = client.author.by.clone();
     let subject = Subject {
         client,
         downstream: downstream.clone(),

@@ -67,7 +67,7 @@ impl ReadsBegun {
 /// The author of an order, and the reason that was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Author<'a> {
-    /// The name of the token, or the address.
+    /// The name of the token, or that in the certificate of the client, or its address.
     pub(super) name: &'a str,
     pub(super) reason: Option<&'a str>,
 }

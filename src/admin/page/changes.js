@@ -51,8 +51,10 @@ export class Changes {
 }
 
 /** A change in a sentence, without when it was. */
-export function describe({ by, claimed, change, chosen, before, after, reason, is_unknown: isUnknown }) {
-  const who = claimed ? `${by} (as ${claimed})` : by;
+export function describe({ by, certificate, claimed, change, chosen, before, after, reason, is_unknown: isUnknown }) {
+  const shown = certificate && certificate !== by ? `certificate ${certificate}` : "";
+  const more = [shown, claimed ? `as ${claimed}` : ""].filter(Boolean).join(", ");
+  const who = more ? `${by} (${more})` : by;
   const what = [change, chosen, isUnknown ? "(perhaps)" : ""].filter(Boolean).join(" ");
   const values = [before, after].filter(Boolean).join(" → ");
   return `${who}: ${what}${values ? `, ${values}` : ""}.${reason ? ` Reason: ${reason}` : ""}`;

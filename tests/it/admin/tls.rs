@@ -11,10 +11,14 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore};
 
 use super::*;
 use crate::authority::{Authority, Issued};
+use crate::support::eventually;
+
+/// A token without a name.
+const TOKEN: &str = "correct-horse-battery";
 
 /// A daemon that speaks TLS, with the certificate `server` in `folder`.
 struct Scene {
@@ -28,7 +32,7 @@ impl Scene {
         let site = Site::shared(name, "rate = '100/s'").await;
         let path = folder.path().display();
         let tls = format!(
-            "[admin.tls]\ncert_file = '{path}/server.pem'\nkey_file = '{path}/server-key.pem'\n{more}"
+            "token = '{TOKEN}'\n[admin.tls]\ncert_file = '{path}/server.pem'\nkey_file = '{path}/server-key.pem'\n{more}"
         );
         let config = format!("{}{ADMIN}{tls}", site.config());
         let paced = Paced::start(&config, &[], &[("PACED_TEST_HASTE", "5")]).await;
@@ -38,18 +42,37 @@ impl Scene {
         Self { address: line["address"].as_str().unwrap().to_owned(), paced }
     }
 
-    /// The answer to a probe over TLS.
-    async fn probe(&self, client: &Arc<ClientConfig>) -> io::Result<String> {
+    /// The answer to a request over TLS, on a connection of its own, and whether that resumed the session of another one.
+    async fn send(&self, client: &Arc<ClientConfig>, head: &str, body: &str) -> io::Result<(String, bool)> {
+        let length = body.len();
+        let request =
+            format!("{head}host: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");
         let asked = async {
             let stream = TcpStream::connect(&self.address).await?;
             let name = ServerName::try_from("localhost").unwrap();
             let mut stream = TlsConnector::from(Arc::clone(client)).connect(name, stream).await?;
-            stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
+            stream.write_all(request.as_bytes()).await?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await?;
-            Ok(answer)
+            Ok((answer, stream.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed)))
         };
         timeout(LONG, asked).await.unwrap()
+    }
+
+    /// The answer to a probe over TLS.
+    async fn probe(&self, client: &Arc<ClientConfig>) -> io::Result<String> {
+        Ok(self.send(client, "GET /livez HTTP/1.1\r\n", "").await?.0)
+    }
+
+    /// Does this to the downstream with this token; the downstream after it, and whether the connection resumed a session.
+    async fn change(&self, client: &Arc<ClientConfig>, what: &str, token: &str, body: &str) -> (Value, bool) {
+        let head = format!(
+            "POST /api/v1/downstreams/billing/{what} HTTP/1.1\r\ncontent-type: application/json\r\n\
+             authorization: Bearer {token}\r\n"
+        );
+        let (answer, is_resumed) = self.send(client, &head, body).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        (serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap(), is_resumed)
     }
 
     async fn is_answered(&self, client: &Arc<ClientConfig>) -> bool {
@@ -117,6 +140,54 @@ async fn with_an_authority_for_clients_each_must_have_its_certificate() {
         let answer = scene.probe(&client(&ours, wrong.as_ref())).await;
         assert!(answer.is_err(), "{wrong:?} {answer:?}");
     }
+    assert_eq!(scene.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_change_is_told_with_the_name_in_the_certificate_of_the_client() {
+    let (folder, ours) = (TempDir::new().unwrap(), Authority::new("ours"));
+    ours.issue(&["localhost"]).put(folder.path(), "server");
+    crate::authority::put(folder.path(), "ca.pem", &ours.pem);
+    let more = format!(
+        "client_ca_file = '{}'\n[admin.tokens.ci]\ntoken = 'token-of-ci-1234567'\nrole = 'admin'\n",
+        folder.path().join("ca.pem").display()
+    );
+    let scene = Scene::start("admincert", &folder, &more).await;
+    let (ana, nobody) =
+        (client(&ours, Some(&ours.issue_to("ana"))), client(&ours, Some(&ours.issue_to("\u{1b}[2J"))));
+    let pause = r#"{"for": "10m", "reason": "they asked"}"#;
+    let (told, _) = scene.change(&ana, "pause", TOKEN, pause).await;
+    assert_eq!(told["pause"]["by"], "ana", "{told}");
+    // The session of before is known by its certificate too, which is not shown again.
+    let (_, is_resumed) = scene.change(&ana, "resume", TOKEN, "{}").await;
+    assert!(is_resumed);
+    let (told, _) = scene.change(&ana, "pause", "token-of-ci-1234567", pause).await;
+    assert_eq!(told["pause"]["by"], "ci", "the name of a token comes first: {told}");
+    scene.change(&nobody, "resume", TOKEN, "{}").await;
+
+    let head = "GET /api/v1/downstreams/billing/changes HTTP/1.1\r\n";
+    let (answer, _) = scene.send(&ana, head, "").await.unwrap();
+    let told: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let names = |all: &[Value]| -> Vec<(Value, Value)> {
+        all.iter().map(|one| (one["by"].clone(), one["certificate"].clone())).collect()
+    };
+    let expected = [("ana", "ana"), ("ana", "ana"), ("ci", "ana"), ("\\u{1b}[2J", "\\u{1b}[2J")];
+    let expected = expected.map(|(by, certificate)| (by.into(), certificate.into()));
+    assert_eq!(names(told["changes"].as_array().unwrap()), expected, "{told}");
+    for message in ["admin: changing", "admin: changed"] {
+        let lines = || -> Vec<Value> {
+            let log = scene.paced.log().into_iter();
+            let lines = log.map(|line| serde_json::from_str::<Value>(&line).unwrap());
+            lines.filter(|line| line["message"] == message).collect()
+        };
+        eventually(message, LONG, || lines().len() >= expected.len()).await;
+        assert_eq!(names(&lines()), expected, "{message}: {:?}", lines());
+    }
+    // Who is refused is named too.
+    let head = "POST /api/v1/downstreams/billing/pause HTTP/1.1\r\nauthorization: Bearer wrong\r\n";
+    assert!(scene.send(&ana, head, "").await.unwrap().0.starts_with("HTTP/1.1 401"));
+    let line: Value = serde_json::from_str(&scene.paced.wait_line("admin: refused", LONG).await).unwrap();
+    assert_eq!(line["certificate"], "ana", "{line}");
     assert_eq!(scene.paced.stop().await, 0);
 }
 
