@@ -35,6 +35,8 @@ pub(crate) struct Span {
     pub(crate) until: Micros,
     /// The latest slot that the limits of a lane may set.
     pub(crate) soon: Micros,
+    /// The most slots that are granted, less those that are.
+    pub(crate) most: usize,
 }
 
 /// The first job of a lane that got no slot yet, ordered by the instant at which the lane is ready for it.
@@ -133,6 +135,9 @@ impl<'k, 'a> Steps<'k, 'a> {
     fn run(&mut self) -> Option<(Refusal, usize)> {
         // Where many lanes share a limit, each slot that one of them takes requires all others to be examined again.
         for _ in 0..2 * self.slots.len() + SPARE {
+            if self.span.most == 0 {
+                return None;
+            }
             let base = self.own.choose(self.states, self.span.now, &self.row(1)).slot;
             while let Some(Reverse((_, job))) = self.asleep.peek().copied().filter(|head| head.0.0 <= base) {
                 self.asleep.pop();
@@ -169,6 +174,7 @@ impl<'k, 'a> Steps<'k, 'a> {
     fn grant(&mut self, job: usize, slot: Micros) {
         let (lane, cost) = self.keyed.jobs[job];
         self.slots[job] = Some(slot);
+        self.span.most -= 1;
         self.own.charge(self.states, slot, &self.row(cost), Charge::all(self.own.len(), cost));
         let Some(lane) = lane else { return };
         for &place in self.keyed.lanes[lane].iter().filter(|_| cost > 0) {

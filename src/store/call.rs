@@ -81,7 +81,7 @@ impl Reserve<'_> {
         &self,
         (states, keyed): (&mut [State], &mut Keyed<'_>),
         (now, from): (Micros, Micros),
-        (status, lead): (&Status, Duration),
+        (status, lanes): (&Status, &Lanes<'_>),
     ) -> Plan {
         if !status.is_current(self.generation) {
             return Plan::default();
@@ -90,7 +90,8 @@ impl Reserve<'_> {
             return self.stopped();
         }
         let until = self.until(now);
-        keyed.plan(self.limits, states, Span { now: from, until, soon: now.plus(lead).max(from) })
+        let (soon, most) = (now.plus(lanes.lead).max(from), lanes.most.try_into().unwrap_or(usize::MAX));
+        keyed.plan(self.limits, states, Span { now: from, until, soon, most })
     }
 
     /// The plan of a call that is granted nothing, since the downstream is stopped or the terms are outdated.

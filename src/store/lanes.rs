@@ -33,6 +33,8 @@ pub struct Lanes<'a> {
     /// How far ahead of now a slot may lie where the limits of a lane determine it: the downstream is idle until that
     /// slot.
     pub lead: Duration,
+    /// The most slots that the call is granted. More jobs may be offered, since the limits of their lanes may refuse some.
+    pub most: u32,
 }
 
 /// The outcome of one job of a call.

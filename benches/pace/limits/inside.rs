@@ -204,7 +204,7 @@ async fn in_lanes(
     let all: Vec<Lane<'_>> =
         keys.iter().map(|keys| Lane { limits: &lane, keys: &keys[..lane.len()] }).collect();
     let of: Vec<Option<u16>> = (0..jobs).map(|lane| u16::try_from(lane).ok()).collect();
-    let lanes = Some(Lanes { all: &all, of: &of, lead: AHEAD });
+    let lanes = Some(Lanes { all: &all, of: &of, lead: AHEAD, most: u32::MAX });
     let costs = vec![1; jobs];
     let mut runs = Vec::new();
     for _ in 0..3 {
@@ -228,7 +228,7 @@ async fn without_room(stage: &Stage, bare: &mut Bare) -> Result<Beside, String> 
     let keys: Vec<[&str; 1]> = keys.iter().map(|keys| keys.each_ref().map(String::as_str)).collect();
     let all: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &lane, keys }).collect();
     let of: Vec<Option<u16>> = (0..MOST).map(|lane| u16::try_from(lane).ok()).collect();
-    let lanes = Some(Lanes { all: &all, of: &of, lead: AHEAD });
+    let lanes = Some(Lanes { all: &all, of: &of, lead: AHEAD, most: u32::MAX });
     let slow = || Limit::leaky_bucket("pace", "100/s".parse().map_err(said)?, 1).map_err(said);
     let scope = Scope { downstream: "inside", key: "" };
     let mut slowest = Beside::default();

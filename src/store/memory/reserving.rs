@@ -25,7 +25,7 @@ impl Downstream {
         let mut keyed = Keyed { states: keyed, lanes: touched.lanes, jobs };
         let mut before = call.limits.marks(states);
         before.extend(keyed.states.iter().map(|(limit, state)| limit.mark(state)));
-        let plan = call.plan_lanes((states, &mut keyed), (now, now), (&self.status, lanes.lead));
+        let plan = call.plan_lanes((states, &mut keyed), (now, now), (&self.status, lanes));
         for (place, ((limit, key), (_, state))) in touched.all.iter().zip(&keyed.states).enumerate() {
             if limit.mark(state) != before[own + place] {
                 self.write(limit, key, state.clone());

@@ -133,7 +133,7 @@ impl InLanes<'_> {
     pub(super) fn encode(&self, numbers: &mut Packed, own: usize, costs: Costs<'_>) {
         self.states.all.iter().for_each(|_| numbers.put([1]));
         numbers.put_count(own as u64);
-        numbers.put([Micros(0).plus(self.lanes.lead).0]);
+        numbers.put([Micros(0).plus(self.lanes.lead).0, self.lanes.most.into()]);
         numbers.put_count(self.states.lanes.len() as u64);
         self.states.lanes.iter().for_each(|lane| numbers.put_count(lane.len() as u64));
         for place in self.states.lanes.iter().flatten() {

@@ -254,7 +254,7 @@ async fn a_full_call_that_finds_no_room_is_not_much_longer_than_one_in_a_fixed_w
     let keys: Vec<[&str; 1]> = keys.iter().map(|keys| keys.each_ref().map(String::as_str)).collect();
     let all: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &lane, keys }).collect();
     let of: Vec<Option<u16>> = (0..1024_u16).map(Some).collect();
-    let lanes = Some(Lanes { all: &all, of: &of, lead: HOUR });
+    let lanes = Some(Lanes { all: &all, of: &of, lead: HOUR, most: u32::MAX });
     let rising: Vec<u32> = (0..1024).map(|job| 5000 + job).collect();
     let mut told = vec![];
     for (count, limit) in [

@@ -20,7 +20,7 @@ fn set(limits: impl IntoIterator<Item = Limit>) -> LimitSet {
 /// A call for jobs of cost 1 of these lanes, up to 100 ms ahead.
 fn call<'a>(limits: &'a LimitSet, all: &'a [Lane<'a>], of: &'a [Option<u16>]) -> Reserve<'a> {
     const COSTS: [u32; 1024] = [1; 1024];
-    let lanes = Some(Lanes { all, of, lead: LEAD });
+    let lanes = Some(Lanes { all, of, lead: LEAD, most: u32::MAX });
     let costs = Costs::Each(&COSTS[..of.len()]);
     Reserve { lanes, ..Reserve::new(SCOPE, limits, costs, Duration::from_millis(100)) }
 }
@@ -61,7 +61,7 @@ async fn the_first_whose_lane_is_ready_has_the_next_slot() {
     assert_eq!(told(&store, &call(&own, &lanes, &of)).await, expected);
     clock.set(Micros(START + 100 * MS));
     let expected = [Ok(100), Ok(160), Err((210, 1)), Ok(140), Err((190, 1)), Ok(120)];
-    let again = Lanes { all: &lanes, of: &of, lead: LEAD };
+    let again = Lanes { all: &lanes, of: &of, lead: LEAD, most: u32::MAX };
     let jobs = [2, 2, 2, 1, 1, 0].map(Some);
     let call = Reserve { lanes: Some(Lanes { of: &jobs, ..again }), ..call(&own, &lanes, &of) };
     assert_eq!(
@@ -80,8 +80,8 @@ async fn lanes_of_one_tenant_share_its_limit_and_jobs_without_a_lane_go_between(
     let lanes: Vec<Lane<'_>> = lanes.iter().map(|keys| Lane { limits: &both, keys }).collect();
     let of = [Some(0), Some(1), Some(2), None, Some(0)];
     let expected = [Ok(0), Ok(10), Ok(1), Ok(2), Err((20, 1))];
-    let call =
-        Reserve { lanes: Some(Lanes { all: &lanes, of: &of, lead: LEAD / 2 }), ..call(&own, &lanes, &of) };
+    let short = Lanes { all: &lanes, of: &of, lead: LEAD / 2, most: u32::MAX };
+    let call = Reserve { lanes: Some(short), ..call(&own, &lanes, &of) };
     assert_eq!(told(&store, &call).await, expected);
 }
 
@@ -100,6 +100,24 @@ async fn a_dear_job_waits_for_the_window_of_the_downstream_and_others_have_what_
         [Ok(0), minute, minute, Ok(0), Ok(0), minute],
         "in order within a lane"
     );
+}
+
+#[tokio::test]
+async fn a_call_is_granted_no_more_slots_than_it_asks_for() {
+    let (store, _) = store();
+    let (own, lane) =
+        (set([Limit::gcra("own", "50/s".parse().unwrap(), 100).unwrap()]), set([leaky("lane", "5/s")]));
+    let lanes = ["a", "b", "c", "d"].map(|key| [key]);
+    let lanes: Vec<Lane<'_>> = lanes.iter().map(|keys| Lane { limits: &lane, keys }).collect();
+    let of = [0, 0, 1, 2, 3].map(Some);
+    let two = Lanes { all: &lanes, of: &of, lead: LEAD, most: 2 };
+    let call = Reserve { lanes: Some(two), ..call(&own, &lanes, &of) };
+    // The second job of the first lane waits for that lane, and the last two lanes only for the next call.
+    assert_eq!(told(&store, &call).await, [Ok(0), Err((200, 1)), Ok(0), Err((0, 0)), Err((0, 0))]);
+    let none = Reserve { lanes: Some(Lanes { most: 0, ..two }), ..call };
+    assert!(told(&store, &none).await.iter().all(Result::is_err), "none is taken");
+    let reserved = store.reserve(none).await.unwrap();
+    assert_eq!((reserved.refused, reserved.next), (None, reserved.stamp.now), "the burst is still open");
 }
 
 #[tokio::test]
@@ -259,14 +277,15 @@ proptest! {
         lane in prop::collection::vec(any_limit(), 1..3),
         jobs in prop::collection::vec((prop::option::weighted(0.9, 0_u16..3), 1_u32..4), 1..60),
         ahead in 0_u64..500_000_000,
+        most in prop_oneof![Just(u32::MAX), 0_u32..20],
     ) {
         let named = |limits: Vec<Limit>, prefix: &str| {
             let name = |(place, limit): (usize, Limit)| limit.named(format!("{prefix}{place}"));
             set(limits.into_iter().enumerate().map(name))
         };
         let (own, lane) = (named(own, "own"), named(lane, "lane"));
-        let most = own.max_cost().min(lane.max_cost());
-        let costs: Vec<u32> = jobs.iter().map(|(_, cost)| *cost.min(&most)).collect();
+        let dearest = own.max_cost().min(lane.max_cost());
+        let costs: Vec<u32> = jobs.iter().map(|(_, cost)| *cost.min(&dearest)).collect();
         let of: Vec<Option<u16>> = jobs.iter().map(|(lane, _)| *lane).collect();
         let keys = [vec!["a"; lane.len()], vec!["b"; lane.len()], vec!["c"; lane.len()]];
         let lanes: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &lane, keys }).collect();
@@ -274,7 +293,7 @@ proptest! {
         let call = Reserve {
             costs: Costs::Each(&costs),
             ahead: Duration::from_micros(ahead),
-            lanes: Some(Lanes { all: &lanes, of: &of, lead: Duration::from_micros(ahead / 2) }),
+            lanes: Some(Lanes { all: &lanes, of: &of, lead: Duration::from_micros(ahead / 2), most }),
             ..call(&own, &lanes, &of)
         };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -294,5 +313,6 @@ proptest! {
             }
         }
         prop_assert_eq!(reserved.slots.len() + reserved.passed.len(), jobs.len(), "each is told");
+        prop_assert!(reserved.slots.len() as u64 <= u64::from(most), "{} of {}", reserved.slots.len(), most);
     }
 }

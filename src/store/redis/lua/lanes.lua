@@ -2,13 +2,14 @@
 -- src/limit/lanes.rs takes the same steps.
 --
 -- ARGV  1 doubles, further on: how many of the limits are the downstream's own: the first ones; how far ahead of now a
---         slot may lie that the limits of a lane set; how many lanes, of each how many limits it has, then of each their
---         places among all; how many jobs, of each its lane (0: none), then of each its cost
+--         slot may lie that the limits of a lane set; the most slots; how many lanes, of each how many limits it has, then
+--         of each their places among all; how many jobs, of each its lane (0: none), then of each its cost
 
 local SPARE = 1024 -- as in src/limit/lanes.rs
 
 own_count = number()
 local soon = min(max(now + number(), from), last_slot)
+local slots_left = number()
 local lanes, sizes, uses = {}, numbers(number()), {}
 for i = 1, #sizes do
   local lane = { places = numbers(sizes[i]), jobs = {}, head = 1, is_shared = false }
@@ -119,7 +120,7 @@ end
 
 local function grant_slot(job, slot)
   local lane, units_of = lane_of[job], cost_of[job]
-  slots[job], codes[job] = slot, 0
+  slots[job], codes[job], slots_left = slot, 0, slots_left - 1
   if units_of > 0 then
     for i = 1, own_count do
       local l = all[i]
@@ -150,7 +151,7 @@ end
 -- of steps is therefore bounded.
 local goes = not outdated and not stopped
 local steps = goes and 2 * jobs + SPARE or 0
-while steps > 0 do
+while steps > 0 and slots_left > 0 do
   steps = steps - 1
   base, base_limit = own_due(1)
   while asleep.size > 0 and asleep.dues[1] <= base do

@@ -169,7 +169,10 @@ impl<'a> Pair<'a> {
         let call = match op {
             Op::Reserve { ahead, lease, asker, .. } | Op::Lanes { ahead, lease, asker, .. } => {
                 let shared = if let Op::Reserve { shared, .. } = op { *shared } else { None };
-                let lead = if let Op::Lanes { lead, .. } = op { span(*lead, limits) } else { Duration::ZERO };
+                let (lead, most) = match op {
+                    Op::Lanes { lead, most, .. } => (span(*lead, limits), *most),
+                    _ => (Duration::ZERO, u32::MAX),
+                };
                 Call::Reserve(Box::new(Reserve {
                     generation: *generation,
                     asker: asker.map(|asks| asker_of(asks, limits, turn.filter(|_| asks.at_turn))),
@@ -185,7 +188,7 @@ impl<'a> Pair<'a> {
                         }),
                         (None, None) => Sharing::None,
                     },
-                    lanes: is_in_lanes.then_some(Lanes { all: &lanes, of: &of, lead }),
+                    lanes: is_in_lanes.then_some(Lanes { all: &lanes, of: &of, lead, most }),
                     ..Reserve::new(
                         Scope { key: if is_in_lanes { "" } else { scope.key }, ..scope },
                         limits,

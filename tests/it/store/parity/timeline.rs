@@ -62,6 +62,7 @@ pub enum Op {
         jobs: Vec<(Option<u16>, u32)>,
         ahead: Span,
         lead: Span,
+        most: u32,
         lease: Option<(usize, u64)>,
         asker: Option<Asks>,
     },
@@ -167,9 +168,10 @@ fn op() -> impl Strategy<Value = Op> {
     let shared = prop::option::weighted(0.4, (0..REPLICAS.len(), 0_u64..500, any::<bool>()));
     let lead =
         prop_oneof![Just(Span::Micros(0)), Just(Span::Micros(20_000)), (0_i64..150).prop_map(Span::Periods)];
+    let most = prop_oneof![2 => Just(u32::MAX), 1 => 0_u32..12];
     prop_oneof![
-        64 => (in_lanes(), ahead(), lead, lease(), prop::option::weighted(0.4, asks())).prop_map(
-            |(jobs, ahead, lead, lease, asker)| Op::Lanes { jobs, ahead, lead, lease, asker },
+        64 => (in_lanes(), ahead(), lead, most, lease(), prop::option::weighted(0.4, asks())).prop_map(
+            |(jobs, ahead, lead, most, lease, asker)| Op::Lanes { jobs, ahead, lead, most, lease, asker },
         ),
         80 => (jobs(), ahead(), lease(), shared, prop::option::weighted(0.4, asks()), prop::bool::weighted(0.2)).prop_map(
             |(jobs, ahead, lease, shared, asker, policing)| {
