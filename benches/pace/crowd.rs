@@ -9,7 +9,7 @@ use paced::dispatch::{
     Backoff, DeadLetter, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Parked,
     ReleaseClock, Report, RetryPolicy, Source, Stay, ThreadClock, Ticket, Unburied,
 };
-use paced::job::{CostBound, Job, METHODS, MaxCost, Message, ReplyRules, Rules};
+use paced::job::{CostBound, Job, JobLanes, METHODS, MaxCost, Message, ReplyRules, Rules};
 use paced::sink::{Handover, Outcome, Receipt, Response, Sink};
 use paced::store::{BoxFuture, Store};
 use paced::{Limit, LimitSet, RedisOptions, RedisStore};
@@ -139,6 +139,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
         downstream,
         limits: LimitSet::new(vec![limit]).map_err(|error| error.to_string())?,
         plans: Vec::new(),
+        lanes: None,
         on_limit: OnLimit::Wait,
         horizon: Duration::from_millis(100),
         concurrency: 64,
@@ -160,7 +161,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
             costs: Vec::new(),
             plans: Vec::new(),
-            default_plan: None,
+            lanes: JobLanes::default(),
             reply: ReplyRules::default(),
         },
         linger: Duration::ZERO,

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use paced::config::{self, Downstream, Loaded};
-use paced::job::CostSource;
+use paced::job::{CostSource, PlanRules};
 use serde_json::{Value, json};
 
 use super::exit::Exit;
@@ -72,15 +72,19 @@ fn offline(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
     report.line(format_args!("configuration ok: {} downstream(s): {}", names.len(), names.join(", ")))?;
     let mut downstreams = serde_json::Map::new();
     for (name, downstream) in &settings.downstreams {
-        report.line(format_args!("{name}: max_cost {}", downstream.max_cost()))?;
+        let (of_lanes, rules): (Vec<_>, Vec<_>) =
+            downstream.plan_rules().into_iter().partition(|plan| plan.name == PlanRules::LANES);
+        // With lanes, jobs without a plan keep the limits of lanes besides.
+        let most = of_lanes.first().map_or_else(|| downstream.max_cost(), |plan| plan.max_cost.clone());
+        report.line(format_args!("{name}: max_cost {most}"))?;
         report.line(format_args!("{name}: methods {}", downstream.http.methods.join(", ")))?;
         let mut plans = serde_json::Map::new();
-        for plan in downstream.plan_rules() {
+        for plan in rules {
             report.line(format_args!("{name}: max_cost {} (plan {})", plan.max_cost, plan.name))?;
             plans.insert(plan.name, json!({ "max_cost": plan.max_cost.units }));
         }
         let costs = costs(name, downstream, report)?;
-        let max_cost = downstream.max_cost().units;
+        let max_cost = most.units;
         let methods = &downstream.http.methods;
         let found = json!({ "max_cost": max_cost, "methods": methods, "plans": plans, "costs": costs });
         downstreams.insert(name.clone(), found);

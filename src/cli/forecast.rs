@@ -55,6 +55,11 @@ fn instant(text: &str) -> Result<Micros, String> {
 pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     let settings = parts::load(global)?.settings;
     let downstream = parts::downstream(&settings, &args.downstream)?;
+    if downstream.lanes.rules.is_some() {
+        let problem =
+            "the downstream has lanes, whose limits a forecast does not follow; leave lanes.by out for one";
+        return Err(out::fail(Exit::Usage, problem));
+    }
     let rules = daemon::rules(&settings, downstream);
     check_headers(&args.header, |_| false, |name| rules.allows_header(name))?;
     let plain = args.table.format(&args.header).1;

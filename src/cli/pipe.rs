@@ -10,7 +10,7 @@ use std::time::Duration;
 use paced::dispatch::{
     Dispatcher, Drained, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, max_cost,
 };
-use paced::job::{METHODS, ReplyRules, Rules};
+use paced::job::{JobLanes, METHODS, ReplyRules, Rules};
 use paced::pipe::{self, Format, PipeOptions, Progress, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
 use paced::sink::{AnswerPolicy, Statuses};
@@ -321,7 +321,7 @@ fn rules(args: &Args, limits: &LimitSet) -> Rules {
         max_cost: max_cost(limits, args.max_cost),
         costs: Vec::new(),
         plans: Vec::new(),
-        default_plan: None,
+        lanes: JobLanes::default(),
         // A line cannot ask for a reply; the source does, where the body of the answer is wanted.
         reply: ReplyRules::default(),
     }
@@ -347,6 +347,7 @@ fn dispatcher(
         rules: rules.clone(),
         limits: limits.clone(),
         plans: Vec::new(),
+        lanes: None,
         on_limit: args.on_limit,
         horizon: HORIZON,
         concurrency: args.concurrency.into(),

@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 use indicatif::ProgressBar;
 use paced::amqp::{self, Amqp, PublishError, Publisher};
 use paced::failpoint;
-use paced::job::{Message, Rules, Value, decode, ndjson};
+use paced::job::{LanePart, Message, Rules, Value, decode, ndjson};
 use paced::pipe::{self, Format, Line, Lines, MAX_LINE, Notice, Records, SkipError};
 use tokio::io::AsyncBufRead;
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ pub(super) struct Args {
     /// headers. With --csv the value may have cells in it: 'x-tenant:{tenant}'
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<HeaderArg>,
-    /// Lane of each job that names no lane (no effect yet)
+    /// Lane (paced-lane) of each job that names no lane, if lanes.by reads it
     #[arg(long, value_name = "LANE")]
     lane: Option<String>,
 }
@@ -91,8 +91,8 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let (exchange, key) = options.target(&args.downstream).map_err(|error| out::fail(Exit::Failed, error))?;
     let target = Target { publisher: amqp.publisher(), exchange, key };
     let bar = bar(args.count);
-    if args.lane.is_some() {
-        out::say("paced: --lane has no effect yet: one tenant's backlog delays the jobs of others");
+    if args.lane.is_some() && !rules.lanes.parts.contains(&LanePart::Lane) {
+        out::say("paced: --lane has no effect, since no part of lanes.by is header:paced-lane");
     }
     let tally = match jobs {
         Some(jobs) => target.publish_lines(jobs, &args, &rules, &bar).await,

@@ -19,7 +19,7 @@ use keys::{
     ALGORITHM, ANCHOR, ANCHORS, BUCKETS, BURST, CAPACITY, LIMIT_RATE, LIMITS, MARGIN, NAME, PLAN_HINT,
     PLAN_LIMITS, RATE, RATE_HINT, RESET, RESETS, TIME_ZONE, UTC_OFFSET,
 };
-pub(super) use keys::{ALGORITHMS, KEYS};
+pub(super) use keys::{ALGORITHMS, KEYS, LANE_LIMITS};
 
 const DAY: Period = Period::Micros(86_400_000_000);
 
@@ -52,7 +52,7 @@ pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> O
         });
         limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None, cost: None, cost_at: None }));
     }
-    if let Some((array, more)) = list(reader, table, &LIMITS, limits.len(), "") {
+    if let Some((array, more)) = list(reader, table, (&LIMITS, limits.len(), ""), |_, _| ()) {
         limits.extend(more);
         if limits.is_empty() && Reader::is_empty(&array) {
             reader.wrong(&array, format!("empty; {RATE_HINT}"));
@@ -67,11 +67,25 @@ pub(super) fn of_plan<'v>(
     table: &Table<'v>,
     name: &str,
 ) -> Option<Vec<NamedLimit<'v>>> {
-    let (array, limits) = list(reader, table, &PLAN_LIMITS, 0, &format!("plan.{name}."))?;
+    let (array, limits) = list(reader, table, (&PLAN_LIMITS, 0, &format!("plan.{name}.")), |_, _| ())?;
     if Reader::is_empty(&array) {
         reader.wrong(&array, format!("empty; {PLAN_HINT}"));
     }
     limits.into_iter().collect()
+}
+
+/// The limits of lanes, each with what `per` reads of its table; `None` where there is a mistake.
+pub(super) fn of_lanes<'v, T>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    mut per: impl FnMut(&mut Reader<'v>, &Table<'v>) -> Option<T>,
+) -> Option<Vec<(NamedLimit<'v>, T)>> {
+    let mut pers = vec![];
+    let read = list(reader, table, (&LANE_LIMITS, 0, "lane."), |reader, table| pers.push(per(reader, table)));
+    if read.is_none() && table.has(LANE_LIMITS.name) {
+        return None;
+    }
+    read.into_iter().flat_map(|(_, limits)| limits).zip(pers).map(|(one, per)| Some((one?, per?))).collect()
 }
 
 /// Limits that must all allow a job. A mistake of the set is reported at the first limit that is one too many.
@@ -123,13 +137,12 @@ pub(super) fn set<'v>(
 
 type Limits<'v> = Vec<Option<NamedLimit<'v>>>;
 
-/// The array under `key`, and its limits. Names start with `prefix`, ordinals at `first`.
+/// The array under `key`, and its limits. Names start with `prefix`, ordinals at `first`; `more` reads further keys.
 fn list<'v>(
     reader: &mut Reader<'v>,
     table: &Table<'v>,
-    key: &Key,
-    first: usize,
-    prefix: &str,
+    (key, first, prefix): (&Key, usize, &str),
+    mut more: impl FnMut(&mut Reader<'v>, &Table<'v>),
 ) -> Option<(Found<'v>, Limits<'v>)> {
     let mark = reader.entries.len();
     let Some((array, tables)) = reader.tables(table, key, keys::schema) else {
@@ -144,6 +157,7 @@ fn list<'v>(
         // It is read in any case, or else its keys would be reported as unknown.
         let cost = cost::cost(reader, &one, limit.as_ref().map_or("", Limit::name));
         let cost_at = cost.as_ref().and_then(|cost| reader.given(&one, cost.key()));
+        more(reader, &one);
         let at = reader.given(&one, NAME.name).unwrap_or(at);
         let burst = limit.as_ref().map(|limit| match limit.algorithm() {
             Algorithm::TokenBucket(_) => CAPACITY.name,

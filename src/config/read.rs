@@ -7,10 +7,12 @@ use super::reader::{Reader, Table};
 use super::settings::{Downstream, Settings};
 use super::{limits, value, warnings};
 use crate::dispatch::Precision;
-use downstream::{Defaults, Plans, downstream};
+use downstream::{Defaults, downstream};
+use lanes::Plans;
 
 mod downstream;
 mod http;
+mod lanes;
 mod oauth2;
 mod process;
 
@@ -67,6 +69,9 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     if let (Some(store), Some(downstreams)) = (&store, &downstreams) {
         warnings::forgotten(reader, &root, store, downstreams);
         warnings::unkept(reader, (&root, &table), store, downstreams);
+    }
+    if let Some(downstreams) = &downstreams {
+        warnings::shared_plans(reader, downstreams, plans.values().flatten());
     }
     if plans.values().any(Option::is_none) {
         return None;

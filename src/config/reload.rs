@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::key::Change;
 use super::reader::Entry;
+use super::settings::Lanes;
 use super::{Downstream, Loaded, Plan, Secret, Settings};
+use crate::job::PlanRules;
 use crate::limit::LimitSet;
 
 /// The result of reading the sources of the configuration in effect again.
@@ -29,7 +31,7 @@ impl Loaded {
             match (lone(&path, old, new_settings), change) {
                 (Some(whole), _) => restart.insert(whole),
                 (None, Change::Followed) if self.follows(new, &path) => false,
-                (None, Change::Reload) if !stuck.contains(&path) => changed.insert(path),
+                (None, Change::Reload) if !is_stuck(&stuck, &path) => changed.insert(path),
                 (None, _) => restart.insert(path),
             };
         }
@@ -100,6 +102,12 @@ fn has_plan(settings: &Settings, name: &str) -> bool {
     settings.downstreams.values().any(|downstream| downstream.plans.iter().any(|plan| plan.name == name))
 }
 
+/// Whether a key, or the table that it is in, is one of these.
+fn is_stuck(stuck: &BTreeSet<String>, path: &str) -> bool {
+    let tables = path.match_indices('.').map(|(end, _)| &path[..end]);
+    tables.chain([path]).any(|path| stuck.contains(path))
+}
+
 /// The keys that would take effect at once, but depend on a key that needs a restart.
 fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
     let mut stuck = BTreeSet::new();
@@ -117,19 +125,44 @@ fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
         if default_plan.is_some_and(|plan| !has_plan(old, plan)) {
             key("lanes.default_plan");
         }
+        if !have_same_states(&was.lanes, &is.lanes) {
+            ["lanes.limits", "lanes.weights"].into_iter().for_each(&mut key);
+            // Here they stay as they are, whatever other downstreams do.
+            stuck.extend(was.plans.iter().map(|plan| format!("plans.{}.limits", plan.name)));
+        }
     }
     stuck
 }
 
-/// The old plans with the new limits; a plan that the new settings do not have keeps its own limits.
+/// Whether jobs have the same lanes, and these the same states.
+fn have_same_states(one: &Lanes, other: &Lanes) -> bool {
+    let have_same_states = match (&one.rules, &other.rules) {
+        (Some(one), Some(other)) => one.has_same_states(other),
+        (one, other) => one.is_none() && other.is_none(),
+    };
+    have_same_states && one.parts == other.parts
+}
+
+/// The limits of jobs without a plan: the downstream's own, and those of lanes.
+fn without_plan(downstream: &Downstream) -> &LimitSet {
+    let of_lanes = downstream.plans.iter().find(|plan| plan.name == PlanRules::LANES);
+    of_lanes.map_or(&downstream.limits, |plan| &plan.limits)
+}
+
+/// The old plans with the new limits; a plan that the new settings do not have keeps its own limits. It is `None` where they
+/// cannot follow: where the limits would be too many, or lanes come, go or have other states, which needs a restart. The
+/// limits of lanes would otherwise be shared by all jobs of a plan, or one limit would have two states.
 fn plans(old: &Downstream, new: &Downstream) -> Option<Vec<Plan>> {
+    if !have_same_states(&old.lanes, &new.lanes) {
+        return None;
+    }
     let plan = |was: &Plan| {
         let is = new.plans.iter().find(|plan| plan.name == was.name);
         let limits = match is {
             Some(is) => is.limits.clone(),
             None => {
-                let own = was.limits.listed().skip(old.limits.given());
-                LimitSet::new(new.limits.listed().chain(own).cloned().collect()).ok()?
+                let own = was.limits.listed().skip(without_plan(old).given());
+                LimitSet::new(without_plan(new).listed().chain(own).cloned().collect()).ok()?
             }
         };
         Some(Plan { name: was.name.clone(), limits })
@@ -156,9 +189,16 @@ fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Setting
         if is("lanes.default_plan") {
             downstream.lanes.default_plan.clone_from(&new.lanes.default_plan);
         }
+        let has_same_lanes = have_same_states(&downstream.lanes, &new.lanes);
+        if has_same_lanes && let (Some(old), Some(new)) = (&mut downstream.lanes.rules, &new.lanes.rules) {
+            old.weights.clone_from(&new.weights);
+        }
+        if has_same_lanes {
+            // Jobs of lanes have no costs by limit.
+            downstream.costs.clone_from(&new.costs);
+        }
         downstream.on_unavailable = new.on_unavailable;
         downstream.max_cost = new.max_cost;
-        downstream.costs.clone_from(&new.costs);
         downstream.concurrency = new.concurrency;
         downstream.horizon = new.horizon;
         downstream.max_wait = new.max_wait;

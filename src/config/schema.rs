@@ -30,6 +30,10 @@ oauth2.params.audience = 'x'
 [downstreams.billing.retry]
 answers = [{}]
 [downstreams.billing.retry.status.503]
+[downstreams.billing.lanes]
+by.tenant = 'plan'
+weights.acme = 1
+limits = LIMITS
 ";
 
 /// The JSON Schema (Draft 4) of a configuration file.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::limits::LimitCost;
 use super::secret::Secret;
-use crate::dispatch::{self, OnLimit, OnUnavailable, Precision, RetryPolicy};
-use crate::job::{CostRule, MaxCost, PlanRules};
+use crate::dispatch::{self, LaneRules, OnLimit, OnUnavailable, Precision, RetryPolicy};
+use crate::job::{CostRule, LanePart, MaxCost, PlanRules};
 use crate::limit::LimitSet;
 use crate::tls::{ServerTlsOptions as AdminTls, TlsOptions};
 
@@ -196,6 +196,10 @@ pub struct Plan {
 pub struct Lanes {
     /// The plan of jobs that name none.
     pub default_plan: Option<String>,
+    /// What makes the lane of a job, in the order of the names in `rules`; nothing where there are no lanes.
+    pub parts: Vec<LanePart>,
+    /// The lanes, if there are any.
+    pub rules: Option<LaneRules>,
 }
 
 /// `[downstreams.NAME.queue]`
@@ -304,9 +308,10 @@ impl Downstream {
         self.plans.iter().map(rules).collect()
     }
 
-    /// The plan of jobs that name none, as an index into `plans`.
+    /// The plan of jobs that name none, as an index into `plans`. Where there are lanes, their limits count as one.
     pub fn default_plan(&self) -> Option<usize> {
-        let name = self.lanes.default_plan.as_deref()?;
+        let name = self.lanes.default_plan.as_deref();
+        let name = name.or_else(|| self.lanes.rules.as_ref().map(|_| PlanRules::LANES))?;
         self.plans.iter().position(|plan| plan.name == name)
     }
 
@@ -382,7 +387,7 @@ mod tests {
                     headers: Vec::new(),
                 },
                 retry: RetryPolicy::default(),
-                lanes: Lanes { default_plan: None },
+                lanes: Lanes { default_plan: None, parts: vec![], rules: None },
                 tls: None,
             };
             downstream.effective_prefetch()

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{ConfigErrors, Settings, Sources, load};
-use crate::pace::{self, LaneId, OnLimit, PlanLimits};
+use crate::pace::{self, JobSettings, LaneId, OnLimit, PlanLimits};
 use crate::shaper::{BuildError, Shaper, ShaperBuilder};
 use crate::store::{MemoryStore, Store, StoreError};
 
@@ -90,7 +90,7 @@ impl ShaperBuilder {
             on_unavailable: found.on_unavailable,
             horizon: found.horizon,
             concurrency: found.concurrency,
-            prefetch: None,
+            of_jobs: JobSettings::default(),
             revision: found.revision,
         };
         let lane = LaneId::of_plan(found.default_plan());

@@ -72,7 +72,8 @@ pub(super) use limits::ALGORITHMS;
 pub(super) fn known_keys() -> BTreeSet<String> {
     read_example(|reader| {
         let Paths { asked, opened, .. } = reader.paths;
-        let is_of_names = |path: &str| path.ends_with(".headers") || path.ends_with(".params");
+        let names = [".headers", ".params", "lanes.by", "lanes.weights"];
+        let is_of_names = |path: &str| names.iter().any(|name| path.ends_with(name));
         let is_key = |path: &String| {
             let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
             !is_of_names(parent) && (!opened.contains(path) || is_of_names(path))

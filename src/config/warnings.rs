@@ -12,7 +12,7 @@ use super::secret::Secret;
 use super::settings::{Downstream, Http, Store};
 use super::source::Sources;
 use super::url;
-use crate::dispatch::OnUnavailable;
+use crate::dispatch::{OnLimit, OnUnavailable};
 use crate::limit::Limit;
 use crate::terms::rate_text;
 
@@ -32,6 +32,29 @@ pub(super) fn downstream<'v>(
     moot(reader, own);
     bursts(reader, own, settings);
     concurrency(reader, table, settings);
+}
+
+/// Warns of plans whose limits all customers of a downstream share, since it has no lanes, although it can have some.
+pub(super) fn shared_plans<'v, 'l>(
+    reader: &mut Reader<'v>,
+    downstreams: &BTreeMap<String, Downstream>,
+    mut plans: impl Iterator<Item = &'l Vec<NamedLimit<'v>>>,
+) where
+    'v: 'l,
+{
+    let Some(first) = plans.find_map(|limits| limits.first()) else { return };
+    // Jobs of lanes wait, and cost all limits the same.
+    let can_have = |of: &Downstream| of.on_limit == OnLimit::Wait && of.costs.is_empty();
+    let shared = downstreams.iter().filter(|(_, of)| of.lanes.rules.is_none() && can_have(of));
+    let names: Vec<String> = shared.map(|(name, _)| format!("`{name}`")).collect();
+    if !names.is_empty() {
+        let (s, names) = (if names.len() == 1 { "" } else { "s" }, names.join(", "));
+        let problem = format!(
+            "all jobs of a plan share its limits in downstream{s} {names}; set lanes.by there, and each tenant has them for \
+             itself"
+        );
+        reader.warn(&first.at, &problem);
+    }
 }
 
 /// Warns of limits that never bind, since another one of them is never wider.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use paced::amqp::{self, Amqp};
 use paced::config::{Downstream, Loaded, Settings, Sources};
 use paced::dispatch::Dispatcher;
+use paced::job::PlanRules;
 use paced::limit::{Limit, rate_text};
 use paced::sink::http::HttpError;
 use paced::store::Store;
@@ -182,7 +183,8 @@ fn log_start(loaded: &Loaded) {
     for (name, downstream) in &loaded.settings.downstreams {
         let limit = |limit: &Limit| format!("{} {}", limit.name(), rate_text(limit));
         let limits: Vec<String> = downstream.limits.iter().map(limit).collect();
-        let plans: Vec<&str> = downstream.plans.iter().map(|plan| plan.name.as_str()).collect();
+        let plans = downstream.plans.iter().map(|plan| plan.name.as_str());
+        let plans: Vec<&str> = plans.filter(|name| *name != PlanRules::LANES).collect();
         tracing::info!(downstream = name, limits = limits.join(", "), plans = plans.join(", "), "configured");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use paced::amqp;
 use paced::config::{Downstream, Settings};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
-use paced::job::{ReplyRules, Rules};
+use paced::job::{JobLanes, ReplyRules, Rules};
 use paced::sink::http::{HttpError, HttpOptions, HttpSink, OAuth2Client, Target, TargetTexts};
 use paced::tls::{ServerTls, Tls};
 use paced::{FileStore, MemoryStore, RedisStore, Store, StoreError, failpoint};
@@ -86,7 +86,7 @@ pub(crate) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
         max_cost: downstream.max_cost(),
         costs: downstream.cost_rules(),
         plans: downstream.plan_rules(),
-        default_plan: downstream.default_plan(),
+        lanes: JobLanes { parts: downstream.lanes.parts.clone(), default_plan: downstream.default_plan() },
         reply: reply_rules(settings),
     }
 }
@@ -121,6 +121,7 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         downstream: name.to_owned(),
         limits: downstream.limits.clone(),
         plans: downstream.plans.iter().map(|plan| plan.limits.clone()).collect(),
+        lanes: downstream.lanes.rules.clone(),
         on_limit: downstream.on_limit,
         horizon: downstream.horizon,
         concurrency: downstream.concurrency,

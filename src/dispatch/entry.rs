@@ -19,8 +19,6 @@ pub(super) struct Entry {
     /// Whether the job's id is its producer's. Otherwise it was generated here, and changes with each delivery.
     pub(super) has_own_id: bool,
     pub(super) ticket: Box<dyn Ticket>,
-    /// When the job was first taken in, by the wall clock.
-    pub(super) first_seen: Micros,
     /// Its age, and the bounds of it.
     pub(super) age: Age,
     /// How its message is held here.
@@ -31,6 +29,8 @@ pub(super) struct Entry {
     pub(super) request: SlotRequest,
     /// What is kept of it for the case that its message is delivered again.
     pub(super) track: Track,
+    /// The values of its key; all jobs of a lane share them.
+    pub(super) key: Arc<[String]>,
 }
 
 /// How a message is held here.
@@ -52,6 +52,8 @@ pub(super) struct Hold {
 /// The age of a job, by the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Age {
+    /// When the job was first taken in.
+    pub(super) first_seen: Micros,
     /// The time from which on it counts: when the job was made or first taken in, or from which on it may be released.
     pub(super) born: Micros,
     /// When the job gives up if it has not been tried.
@@ -111,7 +113,7 @@ impl Entry {
     pub(super) fn stay(&self, until: Micros, reason: ParkReason, versions: Option<String>) -> Stay {
         let Attempts { sent, throttled, refused, unreadable, .. } = self.attempts;
         let assigned_id = (!self.has_own_id).then(|| self.job.id.clone());
-        let first_seen = self.first_seen;
+        let first_seen = self.age.first_seen;
         // Brokers keep it in ms.
         let millis = |at: Micros| at.0.saturating_add(999) / 1000;
         let is_same = self.hold.parked_until.is_some_and(|parked| millis(parked) == millis(until));
@@ -201,6 +203,10 @@ impl Waiter for Entry {
         let (until, by) = self.hold.expected.as_ref()?;
         let counts = limits.is_none_or(|limits| by == limits);
         (self.hold.reason == ParkReason::Limit && counts).then_some(*until)
+    }
+
+    fn key(&mut self) -> Option<&mut Arc<[String]>> {
+        Some(&mut self.key)
     }
 
     /// Not one whose credentials were refused: only this replica knows of that.

@@ -105,8 +105,9 @@ impl Intake {
         let made_at = job.times.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
         let born = job.times.not_before.map_or(made_at, |start| start.max(made_at));
         let at = |age: Duration| born.plus(age);
-        let age = Age { born, give_up: max_wait.map(at), too_old: max_age.map(at) };
-        let (job, has_own_id) = (Arc::new(job), message.message_id.is_some());
+        let age = Age { first_seen, born, give_up: max_wait.map(at), too_old: max_age.map(at) };
+        let (key, job) = (Arc::clone(&job.lane.parts), Arc::new(job));
+        let has_own_id = message.message_id.is_some();
         let attempts = stay.as_ref().map(attempts).unwrap_or_default();
         let parked_for =
             stay.as_ref().filter(|stay| stay.reason != ParkReason::Limit || not_before.is_none());
@@ -116,8 +117,7 @@ impl Intake {
         let parked_until = stay.as_ref().map(|stay| stay.until);
         let hold = Hold { since, may_park: true, reason, expected, parked_until };
         let track = Track::default();
-        let mut entry =
-            Box::new(Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track });
+        let mut entry = Box::new(Entry { job, has_own_id, ticket, age, hold, attempts, request, track, key });
         entry.renew_end();
         let report = Report { attempts: attempts.sent, ..Report::UNSENT };
         match (deadline, not_before) {

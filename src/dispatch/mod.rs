@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::Rules;
 use crate::limit::LimitSet;
-use crate::pace::{PlanLimits, Prefetch, Settings};
+use crate::pace::{JobSettings, PlanLimits, Prefetch, Settings};
 use crate::sink::Sink;
 use crate::store::Store;
 use crate::terms::Terms;
@@ -44,7 +44,7 @@ use control::ControlEnd;
 use view::Board;
 
 pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadClock, TokioClock, ring};
-pub use crate::pace::{OnLimit, OnUnavailable, Peers, window};
+pub use crate::pace::{LaneRules, OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
 pub use cost::{max_cost, max_cost_of, max_cost_without};
 pub use failures::{Failure, KindCount, Outage};
@@ -67,6 +67,9 @@ pub struct Options {
     /// For each of [`Rules::plans`], in their order, the limits again and then those of the plan. All of them must
     /// allow a job.
     pub plans: Vec<LimitSet>,
+    /// The lanes, made by the parts of [`Rules::lanes`]. Then the limits in `plans` beyond the downstream's are those of
+    /// lanes.
+    pub lanes: Option<LaneRules>,
     /// The policy for a job that the limits do not allow at once.
     pub on_limit: OnLimit,
     /// How far ahead of now a slot may be granted.
@@ -130,7 +133,10 @@ impl Options {
             on_unavailable: self.on_unavailable,
             horizon: self.horizon,
             concurrency: self.concurrency,
-            prefetch: Some(Prefetch { most: self.prefetch, hold_max: self.hold_max }),
+            of_jobs: JobSettings {
+                prefetch: Some(Prefetch { most: self.prefetch, hold_max: self.hold_max }),
+                lanes: self.lanes.clone().map(Arc::new),
+            },
             revision: self.revision,
         }
     }

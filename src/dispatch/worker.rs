@@ -21,6 +21,7 @@ use super::preflight::{JobAdmission, Preflight};
 use super::source::{DeadLetter, Delivery, ParkReason, Source};
 use super::{Dispatcher, Drained};
 use crate::failpoint;
+use crate::job::LanePart;
 use crate::pace::{Effect, Engine, Wakeups};
 use crate::sink::{Response, Soon};
 
@@ -296,11 +297,18 @@ impl Worker {
 
     /// Warns once if a producer expects its jobs to be scheduled by lanes.
     fn warn_of_lane(&mut self, entry: &Entry) {
-        if !self.intake.has_warned_of_lanes && !entry.job.lane.is_empty() {
+        if !self.intake.has_warned_of_lanes
+            && !entry.job.lane.name.is_empty()
+            && !self.intake.rules.lanes.parts.contains(&LanePart::Lane)
+        {
             self.intake.has_warned_of_lanes = true;
+            let why = match self.intake.rules.lanes.parts.is_empty() {
+                true => "without lanes.by: one tenant's backlog delays the jobs of others",
+                false => "since no part of lanes.by is header:paced-lane",
+            };
             tracing::warn!(
                 downstream = self.context.downstream,
-                "messages have paced-lane, which has no effect yet: one tenant's backlog delays the jobs of others"
+                "messages have paced-lane, which has no effect {why}"
             );
         }
     }

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use super::nearest::nearest;
 use super::{
-    Content, Cost, CostBound, CostRule, CostSource, Job, MaxCost, Message, PlanRules, Reason, Rejection,
-    ReplyTo, Request, Rules, Times, Value, header, instant, path, shown, value,
+    Content, Cost, CostBound, CostRule, CostSource, Job, JobLane, LanePart, MaxCost, Message, PlanRules,
+    Reason, Rejection, ReplyTo, Request, Rules, Times, Value, header, instant, path, shown, value,
 };
 use crate::time::Micros;
 
@@ -60,7 +60,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     let content_type = header::property("content_type", content_type.as_deref())?;
     let content_encoding = header::codings(content_encoding.as_deref());
     let fields = Fields::read(&message.headers, rules)?;
-    let plan = fields.plan.or(rules.default_plan);
+    let plan = fields.plan.or(rules.lanes.default_plan);
     let cost = job_cost(&fields, &message.headers, plan, rules)?;
     if body.len() > rules.max_body {
         let (is, most) = (body.len(), rules.max_body);
@@ -71,9 +71,11 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     }
     let reply = message.reply_to.as_deref().filter(|queue| !queue.is_empty());
     reply.map_or(Ok(()), |queue| rules.reply.permit(queue)).map_err(Rejection::malformed)?;
+    let name = fields.lane.unwrap_or_default();
+    let parts = parts(&name, plan, &message.routing_key, rules)?;
     Ok(Job {
         id,
-        lane: fields.lane.unwrap_or_default(),
+        lane: JobLane { name, parts },
         cost,
         plan,
         priority: message.priority.unwrap_or(0).min(MAX_PRIORITY),
@@ -216,6 +218,34 @@ fn lane(name: &str, value: &Value) -> Result<String, Rejection> {
     Ok(text.to_owned())
 }
 
+/// The values of the key by which the downstream's lanes are made; a part that the job does not have is empty.
+fn parts(
+    lane: &str,
+    plan: Option<usize>,
+    routing_key: &str,
+    rules: &Rules,
+) -> Result<Arc<[String]>, Rejection> {
+    if rules.lanes.parts.is_empty() {
+        // This allocates nothing.
+        return Ok(Arc::default());
+    }
+    let plan = || plan.and_then(|plan| rules.plans.get(plan)).filter(|plan| plan.name != PlanRules::LANES);
+    let value = |part: &LanePart| match part {
+        LanePart::Lane => Ok(lane.to_owned()),
+        LanePart::Plan => Ok(plan().map(|plan| plan.name.clone()).unwrap_or_default()),
+        LanePart::Word(place) => {
+            let word = routing_key.split('.').nth(*place).unwrap_or_default();
+            if word.len() > MAX_LANE {
+                let (is, place) = (word.len(), place + 1);
+                let text = format!("word {place} of the routing key has {is} bytes; send at most {MAX_LANE}");
+                return Err(Rejection::malformed(text));
+            }
+            Ok(word.to_owned())
+        }
+    };
+    rules.lanes.parts.iter().map(value).collect()
+}
+
 fn method(name: &str, value: &Value) -> Result<&'static str, Rejection> {
     let text = value::text(name, value)?;
     METHODS.into_iter().find(|method| method.eq_ignore_ascii_case(text)).ok_or_else(|| {
@@ -241,9 +271,10 @@ fn allowed(given: Option<&'static str>, methods: &[String]) -> Result<&'static s
 
 fn plan(name: &str, value: &Value, plans: &[PlanRules]) -> Result<usize, Rejection> {
     let text = value::text(name, value)?;
-    plans.iter().position(|plan| plan.name == text).ok_or_else(|| {
+    let named = |plan: &&PlanRules| plan.name != PlanRules::LANES;
+    plans.iter().position(|plan| plan.name == text && named(&plan)).ok_or_else(|| {
         let text = shown(text.as_bytes(), 40);
-        let known: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
+        let known: Vec<&str> = plans.iter().filter(named).map(|plan| plan.name.as_str()).collect();
         Rejection::malformed(match &known[..] {
             [] => format!("`{name}` is `{text}`, but no plan is configured; leave it out"),
             known => format!("`{name}` is `{text}`, which is no plan; send one of {}", known.join(", ")),

@@ -1,6 +1,7 @@
 //! A job, its headers, and the decoding of messages into jobs. It has no I/O.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -105,8 +106,8 @@ pub enum Value {
 pub struct Job {
     /// Job id: the `Idempotency-Key`.
     pub id: String,
-    /// The lane's key; "" when absent.
-    pub lane: String,
+    /// Its lane.
+    pub lane: JobLane,
     /// What it takes of the limits.
     pub cost: Cost,
     /// The plan whose limits it obeys too, as an index into [`Rules::plans`].
@@ -121,6 +122,15 @@ pub struct Job {
     pub content: Content,
     /// The queue that the outcome is published to, and the id to return.
     pub reply: Option<ReplyTo>,
+}
+
+/// The lane of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobLane {
+    /// What `paced-lane` says; "" when absent.
+    pub name: String,
+    /// The values of its key, in the order of [`JobLanes::parts`].
+    pub parts: Arc<[String]>,
 }
 
 /// The times of a job.
@@ -172,10 +182,30 @@ pub struct Rules {
     pub costs: Vec<CostRule>,
     /// The plans.
     pub plans: Vec<PlanRules>,
-    /// The plan of a job that names none, as an index into `plans`.
-    pub default_plan: Option<usize>,
+    /// The lanes of jobs.
+    pub lanes: JobLanes,
     /// The queues that a reply may go to.
     pub reply: ReplyRules,
+}
+
+/// What the lane of a job is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobLanes {
+    /// The parts of its key, in the order of [`JobLane::parts`]; none where the downstream has no lanes.
+    pub parts: Vec<LanePart>,
+    /// The plan of a job that names none, as an index into [`Rules::plans`].
+    pub default_plan: Option<usize>,
+}
+
+/// One part of the key of a job's lane.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum LanePart {
+    /// The header `paced-lane`.
+    Lane,
+    /// The word of the routing key in this place, counted from 0.
+    Word(usize),
+    /// The name of the job's plan.
+    Plan,
 }
 
 /// The rules of a plan.
@@ -185,6 +215,11 @@ pub struct PlanRules {
     pub name: String,
     /// The highest cost of a job.
     pub max_cost: MaxCost,
+}
+
+impl PlanRules {
+    /// The name that the limits of lanes have among the plans, for jobs without a plan. No job may name it.
+    pub const LANES: &'static str = "lanes.limits";
 }
 
 impl Rules {

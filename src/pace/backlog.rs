@@ -7,6 +7,8 @@ use tokio::time::Instant;
 
 use super::{End, LaneId, Waiter};
 
+mod leaving;
+
 /// Below this number of waiters, stale ones are not purged.
 const PURGE_THRESHOLD: usize = 1024;
 
@@ -31,6 +33,20 @@ pub(crate) struct Backlog<W> {
     purge_threshold: usize,
     /// Whether waiters have left, rather than being taken to request slots for them.
     has_left: bool,
+    rows: Rows,
+}
+
+/// The rows of a backlog.
+#[derive(Debug, Default)]
+struct Rows {
+    /// Whether there is a row for each lane that has had waiters, however many, and not only for the downstream and each
+    /// plan.
+    grow: bool,
+    /// The number of waiters in all of them.
+    ready: usize,
+    /// The rows to which waiters were added, or which the last one has left, since the last call of
+    /// [`Backlog::take_touched`], if rows grow.
+    touched: BTreeSet<usize>,
 }
 
 impl<W: Waiter> Backlog<W> {
@@ -44,31 +60,50 @@ impl<W: Waiter> Backlog<W> {
             ends: BTreeSet::new(),
             purge_threshold: PURGE_THRESHOLD,
             has_left: false,
+            rows: Rows::default(),
         }
     }
 
-    /// Records that a waiter has left that was taken to request a slot for it.
-    pub(crate) const fn note_left(&mut self) {
-        self.has_left = true;
+    /// Adds a row for each lane that gets waiters.
+    pub(crate) fn with_rows_for_lanes(mut self) -> Self {
+        self.rows.grow = true;
+        self
     }
 
-    /// Returns whether waiters have left since the last call.
-    pub(crate) const fn take_left(&mut self) -> bool {
-        std::mem::replace(&mut self.has_left, false)
+    /// Returns the rows to which waiters were added, or which the last one has left, since the last call, if there is one
+    /// for each lane.
+    pub(crate) fn take_touched(&mut self) -> BTreeSet<usize> {
+        std::mem::take(&mut self.rows.touched)
+    }
+
+    /// Whether [`Backlog::take_touched`] has any.
+    pub(crate) fn has_touched(&self) -> bool {
+        !self.rows.touched.is_empty()
+    }
+
+    /// The row of a lane. Every plan that a decoded job can have has one.
+    fn row(&mut self, lane: LaneId) -> usize {
+        if self.rows.grow && lane.row() >= self.ready.len() {
+            self.ready.resize_with(lane.row() + 1, BTreeMap::new);
+        }
+        lane.row().min(self.ready.len() - 1)
     }
 
     /// Whether any waiter is ready, or was put aside until a window ends.
     pub(crate) fn has_ready(&self) -> bool {
-        !self.aside.is_empty() || self.ready.iter().any(|lane| !lane.is_empty())
+        !self.aside.is_empty() || self.rows.ready > 0
     }
 
     /// Adds a waiter that is ready now.
     pub(crate) fn push(&mut self, waiter: W) {
-        // Every plan that a decoded job can have has a lane.
-        let row = waiter.lane().row().min(self.ready.len() - 1);
+        let row = self.row(waiter.lane());
         let (place, end) = (place(&waiter), waiter.end());
         // A stale waiter may have the same place.
         let replaced = self.ready[row].insert(place, waiter);
+        self.rows.ready += 1;
+        if self.rows.grow {
+            self.rows.touched.insert(row);
+        }
         drop(self.taken(row, replaced));
         self.ends.extend(end.map(|end| (end.at, place, row)));
     }
@@ -100,7 +135,7 @@ impl<W: Waiter> Backlog<W> {
 
     /// Puts a waiter aside until its window ends; others may have slots meanwhile.
     pub(crate) fn put_aside(&mut self, ends: Instant, waiter: W) {
-        let row = waiter.lane().row().min(self.ready.len() - 1);
+        let row = self.row(waiter.lane());
         self.ends.extend(waiter.end().map(|end| (end.at, place(&waiter), row)));
         self.aside.insert((ends, waiter.seq()), waiter);
     }
@@ -137,20 +172,6 @@ impl<W: Waiter> Backlog<W> {
         later.into_iter().chain(aside).chain(ends).min()
     }
 
-    /// Takes a waiter that has given up by `now` and is ready, or was put aside.
-    pub(crate) fn take_ended(&mut self, now: Instant) -> Option<W> {
-        while self.ends.first().is_some_and(|(at, ..)| *at <= now) {
-            let (_, place, row) = self.ends.pop_first()?;
-            let ready = self.ready[row].remove(&place);
-            let ended = ready.or_else(|| remove_seq(&mut self.aside, place.1));
-            if ended.is_some() {
-                self.has_left = true;
-                return ended;
-            }
-        }
-        None
-    }
-
     /// Whether any ready waiter gives up at some time.
     pub(crate) fn has_ends(&self) -> bool {
         !self.ends.is_empty()
@@ -158,11 +179,17 @@ impl<W: Waiter> Backlog<W> {
 
     /// Returns when the last ready waiter of this lane gives up, if it does.
     pub(crate) fn end_of_last(&self, lane: LaneId) -> Option<End> {
-        self.ready[lane.row()].last_key_value().and_then(|(_, waiter)| waiter.end())
+        self.ready.get(lane.row())?.last_key_value().and_then(|(_, waiter)| waiter.end())
     }
 
-    /// Forgets when a waiter gives up that was taken out of this row.
+    /// Counts a waiter that was taken out of this row, and forgets when it gives up.
     fn taken(&mut self, row: usize, waiter: Option<W>) -> Option<W> {
+        self.rows.ready -= usize::from(waiter.is_some());
+        self.forget_end(row, waiter)
+    }
+
+    /// Forgets when a waiter gives up that was taken out.
+    fn forget_end(&mut self, row: usize, waiter: Option<W>) -> Option<W> {
         if let Some((end, place)) = waiter.as_ref().and_then(|waiter| Some((waiter.end()?, place(waiter)))) {
             self.ends.remove(&(end.at, place, row));
         }
@@ -171,53 +198,28 @@ impl<W: Waiter> Backlog<W> {
 
     /// Returns the position of the first ready waiter of this lane.
     pub(crate) fn first(&self, lane: LaneId) -> Option<Place> {
-        self.ready[lane.row()].first_key_value().map(|(place, _)| *place)
+        self.ready.get(lane.row())?.first_key_value().map(|(place, _)| *place)
     }
 
     /// Takes the first ready waiter of this lane.
     pub(crate) fn pop(&mut self, lane: LaneId) -> Option<W> {
-        let first = self.ready[lane.row()].pop_first().map(|(_, waiter)| waiter);
+        let first = self.ready.get_mut(lane.row())?.pop_first().map(|(_, waiter)| waiter);
         self.taken(lane.row(), first)
-    }
-
-    /// Takes the last ready waiter of this lane.
-    pub(crate) fn pop_last(&mut self, lane: LaneId) -> Option<W> {
-        let last = self.ready[lane.row()].pop_last().map(|(_, waiter)| waiter);
-        self.has_left |= last.is_some();
-        self.taken(lane.row(), last)
-    }
-
-    /// Drops the stale waiters at the head of this lane.
-    pub(crate) fn drop_stale_first(&mut self, lane: LaneId) {
-        while self.pop_if(lane, |first| !first.is_live()).is_some() {}
-    }
-
-    /// Takes the first ready waiter of this lane, if it satisfies the condition.
-    pub(crate) fn pop_if(&mut self, lane: LaneId, is_meant: impl FnOnce(&W) -> bool) -> Option<W> {
-        let first = self.ready[lane.row()].first_entry()?;
-        let meant = is_meant(first.get()).then(|| first.remove());
-        self.has_left |= meant.is_some();
-        self.taken(lane.row(), meant)
-    }
-
-    /// Takes the waiter with this lane, priority and position in the order of arrival, if it is in the backlog.
-    pub(crate) fn remove(&mut self, lane: LaneId, priority: u8, seq: u64) -> Option<W> {
-        let row = lane.row().min(self.ready.len() - 1);
-        let ready = self.ready[row].remove(&(9 - priority.min(9), seq));
-        let found = ready.or_else(|| remove_seq(&mut self.later, seq));
-        let found = found.or_else(|| remove_seq(&mut self.aside, seq));
-        self.has_left |= found.is_some();
-        self.taken(row, found)
     }
 
     /// Returns the number of ready waiters of this lane.
     pub(crate) fn ready(&self, lane: LaneId) -> usize {
-        self.ready[lane.row()].len()
+        self.ready.get(lane.row()).map_or(0, BTreeMap::len)
+    }
+
+    /// Returns the number of ready waiters of all lanes.
+    pub(crate) const fn all_ready(&self) -> usize {
+        self.rows.ready
     }
 
     /// Returns the number of all waiters, ready or not.
     pub(crate) fn len(&self) -> usize {
-        self.ready.iter().map(BTreeMap::len).sum::<usize>() + self.later.len() + self.aside.len()
+        self.rows.ready + self.later.len() + self.aside.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -244,46 +246,6 @@ impl<W: Waiter> Backlog<W> {
     pub(crate) fn is_crowded(&self) -> bool {
         self.len() >= self.purge_threshold
     }
-
-    /// Drops all stale waiters.
-    pub(crate) fn drop_stale(&mut self) {
-        self.ready.iter_mut().for_each(|lane| lane.retain(|_, waiter| waiter.is_live()));
-        self.later.retain(|_, waiter| waiter.is_live());
-        self.aside.retain(|_, waiter| waiter.is_live());
-        self.forget_missing();
-        self.has_left = true;
-        self.purge_threshold = (2 * self.len()).max(PURGE_THRESHOLD);
-    }
-
-    /// Forgets when waiters give up, and which may wait elsewhere, that are not here any more.
-    fn forget_missing(&mut self) {
-        self.movable.retain(|place| self.later.contains_key(place));
-        let (ready, aside): (_, BTreeSet<u64>) =
-            (&self.ready, self.aside.keys().map(|(_, seq)| *seq).collect());
-        self.ends.retain(|(_, place, row)| ready[*row].contains_key(place) || aside.contains(&place.1));
-    }
-
-    /// Takes the waiters that `is_meant` selects, ready or not.
-    pub(crate) fn take(&mut self, is_meant: impl Fn(&W) -> bool) -> Vec<W> {
-        let mut taken = Vec::new();
-        self.ready.iter_mut().for_each(|lane| take(lane, &is_meant, &mut taken));
-        [&mut self.later, &mut self.aside].into_iter().for_each(|others| take(others, &is_meant, &mut taken));
-        if !taken.is_empty() {
-            self.has_left = true;
-            self.forget_missing();
-        }
-        taken
-    }
-
-    /// Takes all waiters.
-    pub(crate) fn drain(&mut self) -> Vec<W> {
-        self.ends.clear();
-        self.movable.clear();
-        self.has_left = true;
-        let ready = self.ready.iter_mut().flat_map(|lane| std::mem::take(lane).into_values());
-        let later = std::mem::take(&mut self.later).into_values();
-        ready.chain(later).chain(std::mem::take(&mut self.aside).into_values()).collect()
-    }
 }
 
 /// Returns the positions in the order of arrival of the first waiter of each priority of a lane.
@@ -301,23 +263,9 @@ fn place(waiter: &impl Waiter) -> Place {
     (9 - waiter.priority().min(9), waiter.seq())
 }
 
-/// Removes the waiter with this position in the order of arrival.
-fn remove_seq<W>(waiters: &mut BTreeMap<(Instant, u64), W>, seq: u64) -> Option<W> {
-    let place = waiters.keys().find(|(_, other)| *other == seq).copied()?;
-    waiters.remove(&place)
-}
-
 /// Returns `due`, or the instant at which the waiter gives up if that is earlier.
 fn or_end(due: Instant, waiter: &impl Waiter) -> Instant {
     waiter.end().map_or(due, |end| end.at.min(due))
-}
-
-/// Moves the waiters that `is_meant` selects into `taken`.
-fn take<K: Copy + Ord, W>(waiters: &mut BTreeMap<K, W>, is_meant: impl Fn(&W) -> bool, taken: &mut Vec<W>) {
-    let meant = waiters.iter().filter(|(_, waiter)| is_meant(waiter)).map(|(place, _)| *place);
-    for place in meant.collect::<Vec<K>>() {
-        taken.extend(waiters.remove(&place));
-    }
 }
 
 #[cfg(test)]

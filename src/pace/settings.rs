@@ -1,8 +1,10 @@
 //! The settings of the engine.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::LaneId;
+use super::lanes::LaneRules;
 use crate::limit::{Limit, LimitSet};
 use crate::terms::Terms;
 
@@ -58,10 +60,19 @@ pub(crate) struct Settings {
     pub(crate) horizon: Duration,
     /// The most sends that may be in progress at once.
     pub(crate) concurrency: usize,
-    /// The bounds of the jobs that the driver holds at once. It is `None` if the driver holds all waiters.
-    pub(crate) prefetch: Option<Prefetch>,
+    /// What there is where the waiters are jobs.
+    pub(crate) of_jobs: JobSettings,
     /// The revision of the configuration that the limits come from. A lower revision never replaces a higher one.
     pub(crate) revision: Option<u64>,
+}
+
+/// The settings of an engine whose waiters are jobs; otherwise it has none of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct JobSettings {
+    /// The bounds of the jobs that the driver holds at once. It is `None` if the driver holds all waiters.
+    pub(crate) prefetch: Option<Prefetch>,
+    /// The lanes by keys of jobs, if there are any. Then the limits of plans beyond the downstream's are those of each lane.
+    pub(crate) lanes: Option<Arc<LaneRules>>,
 }
 
 /// The bounds of the jobs that a driver holds at once.
@@ -74,15 +85,15 @@ pub(crate) struct Prefetch {
 }
 
 impl Settings {
-    /// The limits of each lane, in the order of [`LaneId::row`].
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = &LimitSet> {
+    /// The sets of limits: the downstream's own, and those of each plan, in the order of [`LaneId::set`].
+    pub(crate) fn sets(&self) -> impl Iterator<Item = &LimitSet> {
         std::iter::once(&self.limits).chain(self.plans.iter().map(|plan| &plan.limits))
     }
 
     /// Whether slots are requested under these settings as under others: of the same limits, in the same way.
     pub(crate) fn paces_like(&self, other: &Self) -> bool {
         let how = |of: &Self| (of.on_limit, of.horizon, of.concurrency);
-        how(self) == how(other) && self.lanes().eq(other.lanes())
+        how(self) == how(other) && self.of_jobs.lanes == other.of_jobs.lanes && self.sets().eq(other.sets())
     }
 
     /// Whether these limits may release a job sooner than others do: not where they are the same ones, as high at most.
@@ -94,7 +105,7 @@ impl Settings {
                     && new.len() == old.len()
                     && new.iter().zip(old.iter()).all(|(new, old)| is_tighter(new, old)))
         };
-        self.plans.len() != than.plans.len() || !self.lanes().zip(than.lanes()).all(are_tighter)
+        self.plans.len() != than.plans.len() || !self.sets().zip(than.sets()).all(are_tighter)
     }
 
     /// The limits that apply to this lane. An unknown plan has the downstream's limits.
@@ -108,22 +119,27 @@ impl Settings {
         self.limits_of(lane).iter().skip(self.limits.len())
     }
 
+    /// The limits of this lane that are not the downstream's, as a set; `None` if there are none.
+    pub(crate) fn own_set(&self, lane: LaneId) -> Option<LimitSet> {
+        LimitSet::new(self.own_limits(lane).cloned().collect()).ok()
+    }
+
     /// The most jobs that the driver holds at once; see [`window`].
     pub(crate) fn window(&self) -> u16 {
         let window = |Prefetch { most, hold_max }| {
             window(most, &self.limits, self.on_limit, hold_max, self.concurrency)
         };
-        self.prefetch.map_or(u16::MAX, window)
+        self.of_jobs.prefetch.map_or(u16::MAX, window)
     }
 
     /// How long a job that cannot go yet is held, as long as others find places.
     pub(crate) fn hold_max(&self) -> Duration {
-        self.prefetch.map_or(Duration::MAX, |prefetch| prefetch.hold_max)
+        self.of_jobs.prefetch.map_or(Duration::MAX, |prefetch| prefetch.hold_max)
     }
 
     /// Whether more jobs may wait elsewhere while the driver holds `in_hand` of them.
     pub(crate) fn may_more_wait(&self, in_hand: usize) -> bool {
-        self.prefetch.is_some() && in_hand >= usize::from(self.window())
+        self.of_jobs.prefetch.is_some() && in_hand >= usize::from(self.window())
     }
 
     /// The terms that all replicas have to agree on: the limits, those of each plan by its name, and the revision.

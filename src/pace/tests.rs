@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{End, LaneId, OnLimit, OnUnavailable, Prefetch, Settings, SlotRequest, Waiter};
+use super::{End, JobSettings, LaneId, OnLimit, OnUnavailable, Prefetch, Settings, SlotRequest, Waiter};
 use crate::limit::{JobCost, Limit, LimitSet};
 
 /// Returns settings with one shaping leaky bucket of this rate.
@@ -18,7 +18,10 @@ pub(crate) fn settings(rate: &str) -> Settings {
         on_unavailable: OnUnavailable::Hold,
         horizon: Duration::from_millis(100),
         concurrency: 64,
-        prefetch: Some(Prefetch { most: 1000, hold_max: Duration::from_secs(60) }),
+        of_jobs: JobSettings {
+            prefetch: Some(Prefetch { most: 1000, hold_max: Duration::from_secs(60) }),
+            lanes: None,
+        },
         revision: None,
     }
 }

@@ -1,39 +1,55 @@
 //! The waiters of the engine, and their requests for slots.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use crate::limit::JobCost;
 
-/// A lane: the waiters whose slots keep the same limits. The first lane has the downstream's own limits alone, and each
-/// plan has a lane of its own.
+/// A lane: the waiters whose slots keep the same limits. Where the downstream has lanes by keys, each of these has a row of
+/// its own. Otherwise the first lane has the downstream's own limits alone, and each plan has a lane of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct LaneId(usize);
+pub(crate) struct LaneId {
+    row: usize,
+    set: usize,
+}
 
 impl LaneId {
     /// The lane to which only the downstream's own limits apply.
-    pub(crate) const DOWNSTREAM: Self = Self(0);
+    pub(crate) const DOWNSTREAM: Self = Self::at(0);
 
     /// Returns the lane of a job with this plan, or without one.
     pub(crate) const fn of_plan(plan: Option<usize>) -> Self {
         match plan {
-            Some(plan) => Self(plan + 1),
+            Some(plan) => Self::at(plan + 1),
             None => Self::DOWNSTREAM,
         }
     }
 
-    /// Returns the lane in this row of a table that has one row for each lane.
+    /// Returns the lane in this row of a table that has one row for each set of limits: the downstream's own, and those of
+    /// each plan.
     pub(crate) const fn at(row: usize) -> Self {
-        Self(row)
+        Self { row, set: row }
     }
 
-    /// Returns the row of this lane in such a table.
+    /// Returns the lane of the same limits in this row of a backlog.
+    pub(crate) const fn in_row(self, row: usize) -> Self {
+        Self { row, ..self }
+    }
+
+    /// Returns the row of this lane in a backlog.
     pub(crate) const fn row(self) -> usize {
-        self.0
+        self.row
+    }
+
+    /// Returns the row of its limits.
+    pub(crate) const fn set(self) -> usize {
+        self.set
     }
 
     /// Returns the plan of this lane; `None` for the downstream's own lane.
     pub(crate) const fn plan(self) -> Option<usize> {
-        self.0.checked_sub(1)
+        self.set.checked_sub(1)
     }
 }
 
@@ -62,6 +78,13 @@ pub(crate) struct End {
     pub(crate) is_early: bool,
 }
 
+impl End {
+    /// Whether the waiter gives up as soon as it is clear that this is its first slot.
+    pub(crate) fn is_early_for(self, slot: Instant) -> bool {
+        self.is_early && self.at < slot
+    }
+}
+
 /// A waiter for a slot: a job in the daemon, a call of `acquire` in the library.
 pub(crate) trait Waiter {
     fn request(&self) -> &SlotRequest;
@@ -80,6 +103,11 @@ pub(crate) trait Waiter {
     /// where that is not known.
     fn expected(&self, limits: Option<&str>) -> Option<Instant> {
         let _ = limits;
+        None
+    }
+
+    /// The values of its key, if it has any: those by which lanes are made.
+    fn key(&mut self) -> Option<&mut Arc<[String]>> {
         None
     }
 
@@ -128,5 +156,9 @@ impl<W: Waiter> Waiter for Box<W> {
 
     fn expected(&self, limits: Option<&str>) -> Option<Instant> {
         (**self).expected(limits)
+    }
+
+    fn key(&mut self) -> Option<&mut Arc<[String]>> {
+        (**self).key()
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::dispatch::{DeadLetter, Delivery, Report, Source as _};
 use crate::job::template::Template;
-use crate::job::{CostBound, METHODS, MaxCost, ReplyRules, Rules, decode};
+use crate::job::{CostBound, JobLanes, METHODS, MaxCost, ReplyRules, Rules, decode};
 use crate::sink::{Receipt, Response};
 use crate::time::{Micros, wall_now};
 
@@ -54,7 +54,7 @@ fn rules() -> Rules {
         max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
         costs: Vec::new(),
         plans: Vec::new(),
-        default_plan: None,
+        lanes: JobLanes::default(),
         reply: ReplyRules::default(),
     }
 }

@@ -11,7 +11,7 @@ use super::core::Core;
 use crate::home::Home;
 use crate::limit::{Limit, LimitError, LimitSet};
 use crate::pace::release::clock::{Precision, ReleaseClock, ThreadClock, TokioClock};
-use crate::pace::{DEFAULT_HORIZON, LaneId, OnLimit, OnUnavailable, Settings};
+use crate::pace::{DEFAULT_HORIZON, JobSettings, LaneId, OnLimit, OnUnavailable, Settings};
 use crate::rate::Rate;
 use crate::store::{FileStore, MemoryStore, Store, StoreError, check_downstream};
 use crate::terms::RATE_LIMIT;
@@ -243,7 +243,7 @@ impl ShaperBuilder {
             on_unavailable,
             horizon,
             concurrency: CONCURRENCY,
-            prefetch: None,
+            of_jobs: JobSettings::default(),
             revision,
         };
         let core = Core::new(given, store, clock(precision), (self.max_wait, self.per_key), self.home);

@@ -82,7 +82,7 @@ impl Core {
 
     /// Returns the units of the waiting callers of this lane.
     pub(super) fn units(&self, lane: LaneId) -> &AtomicU64 {
-        &self.units[lane.row().min(self.units.len() - 1)]
+        &self.units[lane.set().min(self.units.len() - 1)]
     }
 
     /// Returns the units of all waiting callers.

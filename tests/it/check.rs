@@ -67,6 +67,20 @@ async fn a_forecast_says_when_jobs_would_be_through() {
         assert_eq!(output.code, 2, "{}", output.stderr);
         assert!(output.stderr.contains(problem), "{}", output.stderr);
     }
+    let lanes = format!("{PACE}lanes.by = {{ tenant = 'plan' }}\n");
+    let output = run(&lanes, &["forecast", "-D", "a", "--count", "1"]).await;
+    assert!(output.code == 2 && output.stderr.contains("the downstream has lanes"), "{}", output.stderr);
+}
+
+#[tokio::test]
+async fn the_check_says_what_jobs_of_lanes_may_cost() {
+    let text = "[plans.free]\nlimits = [{ algorithm = 'gcra', rate = '9/s', burst = 3 }]\n[downstreams.a]\nrate = '50/s'\n\
+                http.base_url = 'http://127.0.0.1:1/'\nlanes.by = { tenant = 'plan' }\n\
+                lanes.limits = [{ algorithm = 'gcra', rate = '9/s', burst = 5 }]\n";
+    let output = run(text, &["-o", "json", "check"]).await;
+    let found: Value = serde_json::from_str(&output.stdout).unwrap();
+    let a = &found["downstreams"]["a"];
+    assert_eq!((&a["max_cost"], &a["plans"]), (&json!(5), &json!({ "free": { "max_cost": 3 } })), "{found}");
 }
 
 #[tokio::test]

@@ -35,6 +35,8 @@ mod init;
 #[cfg(all(feature = "daemon", feature = "failpoints"))]
 mod kills;
 #[cfg(feature = "daemon")]
+mod lanes;
+#[cfg(feature = "daemon")]
 mod limits;
 #[cfg(feature = "daemon")]
 mod log;

@@ -249,9 +249,9 @@ async fn a_reply_is_there_before_the_ack() {
     assert_eq!(replica.stop().await, 0);
 }
 
-/// Lanes have no effect yet: who expects them to is told once, by the replica and by the command.
+/// Without `lanes.by` there are no lanes. The replica and the command warn once of a producer that names some.
 #[tokio::test]
-async fn who_uses_lanes_is_warned_once_that_they_have_no_effect() {
+async fn who_names_lanes_where_there_are_none_is_warned_once() {
     let site = site("lanes").await;
     let replica = site.replica().await;
     let jobs =
@@ -260,10 +260,9 @@ async fn who_uses_lanes_is_warned_once_that_they_have_no_effect() {
     site.api.wait_for(20, LONG).await;
     let published = site.cli(&["publish", "billing", "--count", "1", "--body", "{}", "--lane", "acme"]).await;
     assert_eq!(published.code, 0, "{}", published.stderr);
-    assert_eq!(published.stderr.matches("--lane has no effect yet").count(), 1, "{}", published.stderr);
+    assert_eq!(published.stderr.matches("--lane has no effect").count(), 1, "{}", published.stderr);
     site.api.wait_for(21, LONG).await;
     assert_eq!(replica.stop().await, 0);
-    let told =
-        replica.log().iter().filter(|line| line.contains("paced-lane, which has no effect yet")).count();
-    assert_eq!(told, 1);
+    let warning = "paced-lane, which has no effect without lanes.by";
+    assert_eq!(replica.log().iter().filter(|line| line.contains(warning)).count(), 1);
 }

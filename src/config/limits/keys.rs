@@ -34,6 +34,10 @@ keys! {
     /// downstream.
     pub(super) PLAN_LIMITS = "limits".required(PLAN_HINT).reload()
         .example("[{ rate = \"5/s\" }, { algorithm = \"quota\", rate = \"10_000/month\" }]");
+    /// The limits that jobs keep besides those of their downstream: each lane for itself, or each value of the parts in
+    /// `per`.
+    pub(in crate::config) LANE_LIMITS = "limits".reload()
+        .example("[{ rate = \"5/s\" }, { rate = \"100/min\", per = [\"tenant\"] }]");
 }
 
 keys! {

@@ -1,19 +1,18 @@
 //! Reads `[downstreams.NAME]`, with its queue and its lanes.
 
-use std::collections::BTreeMap;
-
 use super::all;
 use super::http::http;
+use super::lanes::{self, Plans, ReadLanes};
 use super::oauth2;
 use super::process::POLICIES;
 use crate::config::key::keys;
 use crate::config::reader::{Reader, Table};
 use crate::config::retry::retry;
-use crate::config::settings::{Downstream, Lanes, Plan, Queue};
+use crate::config::settings::{Downstream, Plan, Queue};
 use crate::config::tls::tls;
 use crate::config::{limits, value, warnings};
 use crate::dispatch::{OnLimit, OnUnavailable};
-use crate::job::nearest;
+use crate::job::PlanRules;
 use crate::limit::{LimitSet, MOST_OWN};
 
 keys! {
@@ -65,14 +64,7 @@ keys! {
     /// until now would exceed this, the replica asks for fewer than `prefetch` jobs. It gives back jobs beyond this bound
     /// unread, and they come again when there is room.
     PREFETCH_BYTES = "prefetch_bytes".default("64MiB").within("1MiB", "1024GiB");
-    /// The lanes of the jobs.
-    LANES = "lanes".default("{}");
-    /// The plan of jobs that name none. Without it they keep only the limits of the downstream.
-    DEFAULT_PLAN = "default_plan".example("free").reload();
 }
-
-/// The limits of `[plans.NAME]`, by name; `None` where they are wrong.
-pub(super) type Plans<'v> = BTreeMap<String, Option<Vec<limits::NamedLimit<'v>>>>;
 
 /// Settings of the process that apply to each downstream.
 pub(super) struct Defaults<'p, 'v> {
@@ -87,9 +79,6 @@ struct OwnLimits<'v> {
     named: Vec<limits::NamedLimit<'v>>,
     on_limit: Option<OnLimit>,
     set: Option<LimitSet>,
-    /// With those of each plan.
-    plans: Option<Vec<Plan>>,
-    costs: Vec<limits::LimitCost>,
 }
 
 pub(super) fn downstream<'v>(
@@ -103,7 +92,7 @@ pub(super) fn downstream<'v>(
     if let Err(problem) = &is_name {
         reader.wrong_name(&table, problem);
     }
-    let limits = own_limits(reader, &table, name, defaults.plans);
+    let limits = own_limits(reader, &table);
     let max_cost = reader.integer(&table, &MAX_COST);
     let horizon = reader.duration(&table, &HORIZON);
     let max_wait = reader.duration(&table, &MAX_WAIT);
@@ -114,7 +103,9 @@ pub(super) fn downstream<'v>(
     let queue = queue(reader, &table);
     let mut http = http(reader, &table);
     let retry = retry(reader, &table);
-    let lanes = lanes(reader, &table, defaults.plans);
+    let lanes = lanes::lanes(reader, &table, defaults.plans, limits.on_limit);
+    let costs = costs(reader, &limits.named, defaults.plans);
+    let plans = plan_sets(reader, &limits, lanes.as_ref(), defaults.plans, name);
     let base_url = http.as_ref().map(|http| &http.base_url);
     let tls = tls(reader, &table, base_url, "https://");
     if let Some(client) = http.as_mut().and_then(|http| http.oauth2.as_mut()) {
@@ -124,7 +115,7 @@ pub(super) fn downstream<'v>(
     let retry = retry?;
     let settings = Downstream {
         limits: limits.set?,
-        plans: limits.plans?,
+        plans: plans?,
         on_limit: limits.on_limit?,
         on_unavailable: on_unavailable.unwrap_or(defaults.on_unavailable),
         revision,
@@ -132,12 +123,12 @@ pub(super) fn downstream<'v>(
         max_wait,
         hold_max: hold_max?,
         max_cost,
-        costs: limits.costs,
+        costs,
         concurrency: concurrency?,
         queue: queue?,
         http: http?,
         retry,
-        lanes: lanes?,
+        lanes: lanes?.lanes,
         tls,
     };
     let named: Vec<_> = limits.named.iter().collect();
@@ -146,23 +137,14 @@ pub(super) fn downstream<'v>(
     Some(settings)
 }
 
-fn own_limits<'v>(
-    reader: &mut Reader<'v>,
-    table: &Table<'v>,
-    name: &str,
-    plans: &Plans<'v>,
-) -> OwnLimits<'v> {
+fn own_limits<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> OwnLimits<'v> {
     let named = limits::of_downstream(reader, table);
     let words = [("wait", OnLimit::Wait), ("reject", OnLimit::Reject)];
     let on_limit = reader.choice(table, &ON_LIMIT, "nothing to do", &words);
     let police = on_limit == Some(OnLimit::Reject);
     let own: Option<Vec<_>> = named.as_ref().map(|named| named.iter().collect());
     let set = own.as_ref().and_then(|own| limits::set(reader, own, police, ""));
-    // A mistake in the downstream's own limits is reported once, not again for each plan.
-    let own = own.filter(|_| set.is_some());
-    let costs = costs(reader, named.as_deref().unwrap_or_default(), plans);
-    let plans = own.and_then(|own| plan_sets(reader, &own, plans, name, police));
-    OwnLimits { named: named.unwrap_or_default(), on_limit, set, plans, costs }
+    OwnLimits { named: named.unwrap_or_default(), on_limit, set }
 }
 
 /// What jobs cost the limits of a downstream and of all plans. No job has more costs of its own than are counted.
@@ -193,42 +175,35 @@ fn costs<'v>(
     costs
 }
 
-/// The limits that the downstream's jobs obey under each plan: the downstream's own, and then the plan's.
+/// The limits that the downstream's jobs obey under each plan: the downstream's own, then those of lanes, and then the plan's.
+/// Where there are lanes, the last one is for jobs without a plan.
 fn plan_sets<'v>(
     reader: &mut Reader<'v>,
-    own: &[&limits::NamedLimit<'v>],
+    own: &OwnLimits<'v>,
+    lanes: Option<&ReadLanes<'v>>,
     plans: &Plans<'v>,
     downstream: &str,
-    police: bool,
 ) -> Option<Vec<Plan>> {
+    // A mistake in the downstream's own limits is reported once, not again for each plan.
+    own.set.as_ref()?;
+    let police = own.on_limit == Some(OnLimit::Reject);
     let whose = format!(" together with those of downstream `{downstream}`");
+    let has_lanes = lanes.is_some_and(|lanes| lanes.lanes.rules.is_some());
+    let of_lanes = lanes.map_or(&[][..], |lanes| &lanes.limits);
+    let mut set = |name: &str, limits: &[limits::NamedLimit<'v>]| {
+        let limits: Vec<_> = own.named.iter().chain(of_lanes).chain(limits).collect();
+        if has_lanes && !lanes::may_join(reader, &limits, downstream) {
+            return None;
+        }
+        let limits = limits::set(reader, &limits, police, &whose)?;
+        Some(Plan { name: name.to_owned(), limits })
+    };
+    // Neither are mistakes in the limits of lanes.
+    let without = if has_lanes { Some(set(PlanRules::LANES, &[])?) } else { None };
     // Mistakes of the plan itself have been reported.
     let plans = plans.iter().filter_map(|(name, limits)| Some((name, limits.as_ref()?)));
-    all(plans.map(|(name, limits)| {
-        let limits: Vec<_> = own.iter().copied().chain(limits).collect();
-        let limits = limits::set(reader, &limits, police, &whose)?;
-        Some(Plan { name: name.clone(), limits })
-    }))
-}
-
-fn lanes<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>, plans: &Plans<'v>) -> Option<Lanes> {
-    let table = reader.section(downstream, &LANES);
-    let known = |name: &str| {
-        if plans.contains_key(name) {
-            return Ok(name.to_owned());
-        }
-        let names: Vec<&str> = plans.keys().map(String::as_str).collect();
-        Err(match nearest(name, &names) {
-            Some(near) => format!("no such plan; did you mean `{near}`?"),
-            None if names.is_empty() => "no such plan; add one, such as [plans.free]".to_owned(),
-            None => format!("no such plan; there are `{}`", names.join("`, `")),
-        })
-    };
-    let default_plan = reader.parsed(&table, &DEFAULT_PLAN, known);
-    if table.has(DEFAULT_PLAN.name) && default_plan.is_none() {
-        return None;
-    }
-    Some(Lanes { default_plan })
+    let plans: Option<Vec<Plan>> = all(plans.map(|(name, limits)| set(name, limits)));
+    Some(plans?.into_iter().chain(without).collect())
 }
 
 fn queue<'v>(reader: &mut Reader<'v>, downstream: &Table<'v>) -> Option<Queue> {

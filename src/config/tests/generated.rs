@@ -108,6 +108,7 @@ fn limits_table(all: &Declarations) -> String {
 /// The path with the names of the example.
 fn example_path(path: &str) -> String {
     let path = path.replace("downstreams.NAME", "downstreams.billing").replace("plans.NAME", "plans.free");
+    let path = path.replace("by.NAME", "by.tenant").replace("weights.NAME", "weights.acme");
     path.replace("status.S", "status.503").replace("tokens.NAME", "tokens.alice")
 }
 
@@ -151,11 +152,11 @@ fn help(all: &Declarations, one: &Declared) -> Vec<String> {
             _ => lines.push("[reload]".to_owned()),
         }
     }
-    if !one.path.starts_with("plans.")
-        && all.0.iter().any(|key| all.array_of(key).is_some_and(|array| array.path == one.path))
-    {
-        lines.push("Each is a table with these keys:".to_owned());
-        for key in all.0.iter().filter(|key| all.array_of(key).is_some_and(|array| array.path == one.path)) {
+    let own: Vec<&Declared> = own_keys(all, one).collect();
+    if !own.is_empty() {
+        let besides = if is_among(one, OTHER_LIMITS) { " besides those of other limits" } else { "" };
+        lines.push(format!("Each is a table with these keys{besides}:"));
+        for key in own {
             let default = key.default_text().map(|text| format!(" = {}", toml(key, text)));
             let help = key.key.help().join("\n      ");
             let name = &key.path[one.path.len() + 1..];
@@ -164,6 +165,24 @@ fn help(all: &Declarations, one: &Declared) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Limits, and those whose tables have the same keys, and perhaps more.
+const LIMITS: &str = "downstreams.NAME.limits";
+const OTHER_LIMITS: &[&str] = &["plans.NAME.limits", "downstreams.NAME.lanes.limits"];
+
+fn is_among(one: &Declared, paths: &[&str]) -> bool {
+    paths.contains(&&*one.path)
+}
+
+/// The keys of an array's tables that are described with it.
+fn own_keys<'d>(all: &'d Declarations, one: &'d Declared) -> impl Iterator<Item = &'d Declared> {
+    let is_of_array = move |key: &&Declared| all.array_of(key).is_some_and(|array| array.path == one.path);
+    let is_known = move |key: &Declared| {
+        let of_limits = key.path.replace(&one.path, LIMITS);
+        is_among(one, OTHER_LIMITS) && all.0.iter().any(|other| other.path == of_limits)
+    };
+    all.0.iter().filter(is_of_array).filter(move |key| !is_known(key))
 }
 
 /// The lines of a key: its default, or else an example; and that of its file.

@@ -142,7 +142,8 @@ impl Flight {
         // The send is over: a reply that takes long must not hold up others.
         context.successes.note(place.end.since);
         drop(place);
-        let record = Record { report, remark: receipt.remark.clone(), first_seen: entry.first_seen, late };
+        let record =
+            Record { report, remark: receipt.remark.clone(), first_seen: entry.age.first_seen, late };
         let is_replied = entry.job.reply.is_none();
         let sent = Delivered { receipt, report, is_replied };
         if is_replied {

@@ -8,6 +8,7 @@ mod dear;
 mod drain;
 mod faults;
 mod halt;
+mod lanes;
 mod outdated;
 mod parking;
 pub(super) mod parts;

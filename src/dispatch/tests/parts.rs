@@ -17,7 +17,7 @@ use crate::dispatch::{
     Backoff, Control, Delivery, Dispatcher, Drained, OnLimit, OnUnavailable, Options, Peers, ReleaseClock,
     RetryPolicy, Stay, TokioClock, View,
 };
-use crate::job::{CostBound, METHODS, MaxCost, Message, Reason, ReplyRules, Rules};
+use crate::job::{CostBound, JobLanes, METHODS, MaxCost, Message, Reason, ReplyRules, Rules};
 use crate::limit::{Limit, LimitSet};
 use crate::sink::Outcome;
 use crate::store::MemoryStore;
@@ -85,6 +85,8 @@ struct Running {
 struct Still {
     is_set: AtomicBool,
     waker: AtomicWaker,
+    /// How often the dispatcher was polled.
+    polls: AtomicUsize,
 }
 
 impl Bench {
@@ -98,14 +100,11 @@ impl Bench {
                 downstream: "billing".to_owned(),
                 limits: LimitSet::new(vec![limit]).unwrap(),
                 plans: Vec::new(),
+                lanes: None,
                 on_limit: OnLimit::Wait,
                 horizon: Duration::from_millis(100),
                 concurrency: 64,
-                retry: RetryPolicy {
-                    max_attempts: 3,
-                    backoff: Backoff { min: Duration::from_secs(1), max: Duration::from_secs(1) },
-                    ..RetryPolicy::default()
-                },
+                retry: retries(),
                 max_wait: None,
                 hold_max: Duration::from_secs(60),
                 on_unavailable: OnUnavailable::Hold,
@@ -227,6 +226,7 @@ impl Bench {
         let mut run = Box::pin(dispatcher.run(source, self.stop.clone()));
         AbortOnDropHandle::new(tokio::spawn(poll_fn(move |context| {
             still.waker.register(context.waker());
+            still.polls.fetch_add(1, Ordering::SeqCst);
             if still.is_set.load(Ordering::SeqCst) { Poll::Pending } else { run.as_mut().poll(context) }
         })))
     }
@@ -252,6 +252,19 @@ impl Bench {
         running.still.waker.wake();
     }
 
+    /// Lets time pass, also where the dispatcher never rests. Returns how often it was polled meanwhile.
+    pub(super) async fn pass(&self, time: Duration) -> usize {
+        let polls = || self.running().still.polls.load(Ordering::SeqCst);
+        let before = polls();
+        for _ in 0..time.as_millis() {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            for _ in 0..5 {
+                tokio::task::yield_now().await;
+            }
+        }
+        polls() - before
+    }
+
     /// Tells the running dispatcher how many replicas there are.
     pub(super) fn tell_peers(&self, replicas: u32) {
         self.running().peers.tell(replicas);
@@ -268,6 +281,11 @@ impl Bench {
     }
 }
 
+fn retries() -> RetryPolicy {
+    let backoff = Backoff { min: Duration::from_secs(1), max: Duration::from_secs(1) };
+    RetryPolicy { max_attempts: 3, backoff, ..RetryPolicy::default() }
+}
+
 fn rules() -> Rules {
     Rules {
         max_body: 100,
@@ -277,7 +295,7 @@ fn rules() -> Rules {
         max_cost: at_most(1000),
         costs: Vec::new(),
         plans: Vec::new(),
-        default_plan: None,
+        lanes: JobLanes::default(),
         reply: ReplyRules { own: Some("paced.".to_owned()), ..ReplyRules::default() },
     }
 }

@@ -213,7 +213,7 @@ async fn a_plan_is_policed_with_its_downstream() {
 async fn a_default_plan_holds_for_jobs_that_name_none() {
     let mut bench =
         bench("100/s", vec![("a", leaky("plan.a.l", "10/s", 1)), ("b", leaky("plan.b.l", "50/s", 1))]);
-    bench.options.rules.default_plan = Some(0);
+    bench.options.rules.lanes.default_plan = Some(0);
     publish(&bench, "none", 10);
     publish(&bench, "b", 10);
     bench.publish(on("c", message("stray")));

@@ -26,8 +26,17 @@ const LONGEST_HOLD: Duration = Duration::from_secs(20 * 60);
 /// The time from one scan for jobs that are held for too long to the next.
 const SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The time from one scan for jobs that wait for their lanes to the next, where lanes are made by keys: there may be many of
+/// them. It is shorter while the window has few free places, and after a scan that found any.
+const LANE_SCAN_INTERVAL: Duration = Duration::from_secs(1);
+const PRESSED_SCAN_INTERVAL: Duration = Duration::from_millis(100);
+
 /// The shortest wait that is worth parking: the shortest stay takes a second, and what is left of a wait is held.
 const SHORTEST_WAIT: Duration = Duration::from_secs(2);
+
+/// The most rounds of one scan where lanes are made by keys: one for what waits for longer than `hold_max`, and one to free
+/// places. The next scan is soon.
+const LANE_ROUNDS: usize = 2;
 
 /// One in this many places of the window is kept free of jobs that wait for anything but a slot.
 const FREE_PLACES: usize = 5;
@@ -46,11 +55,23 @@ pub(super) struct Parking {
     /// How often limits changed, so that jobs may go sooner. What began to be parked for a limit before the last change is
     /// to come back too.
     changes: u64,
+    /// When the next scan looks for jobs that wait for their lanes, and when it does if the window has few free places.
+    next_lane_scan_at: Instant,
+    next_pressed_scan_at: Instant,
 }
 
 impl Parking {
     pub(super) fn new() -> Self {
-        Self { in_progress: 0, next_scan_at: Instant::now(), unpark: false, changes: 0 }
+        let now = Instant::now();
+        let (next_scan_at, next_lane_scan_at, next_pressed_scan_at) = (now, now, now);
+        Self {
+            in_progress: 0,
+            next_scan_at,
+            unpark: false,
+            changes: 0,
+            next_lane_scan_at,
+            next_pressed_scan_at,
+        }
     }
 
     /// Handles that jobs may go sooner than was expected when they were parked.
@@ -65,6 +86,21 @@ impl Parking {
         let is_outdated = began.is_some_and(|began| began < self.changes);
         self.unpark |= is_outdated;
         is_outdated
+    }
+
+    /// Whether the lanes are looked through now. `is_pressed` tells that the window has few free places.
+    fn scans_lanes(&mut self, now: Instant, is_pressed: bool) -> bool {
+        if now < self.next_pressed_scan_at || (now < self.next_lane_scan_at && !is_pressed) {
+            return false;
+        }
+        self.next_pressed_scan_at = now + PRESSED_SCAN_INTERVAL;
+        self.next_lane_scan_at = now + LANE_SCAN_INTERVAL;
+        true
+    }
+
+    /// Has the lanes looked through again soon, since others that may wait as long take the places of those that are parked.
+    const fn scan_lanes_soon(&mut self) {
+        self.next_lane_scan_at = self.next_pressed_scan_at;
     }
 }
 
@@ -134,8 +170,15 @@ impl Worker {
         if scans {
             self.parking.next_scan_at = now + SCAN_INTERVAL;
         }
+        let is_to_look = !self.engine.has_many_lanes()
+            || (now >= self.parking.next_pressed_scan_at && {
+                let is_pressed = self.excess(source) > 0;
+                self.parking.scans_lanes(now, is_pressed)
+            });
         if source.can_park() {
-            self.park_long_waits(now, source);
+            if is_to_look && self.park_long_waits(now, source) {
+                self.parking.scan_lanes_soon();
+            }
             if scans {
                 self.park_long_held(now);
             }
@@ -151,29 +194,35 @@ impl Worker {
 
     /// Returns the instant of the next scan for jobs that are held for too long.
     pub(super) fn park_scan_at(&self) -> Option<Instant> {
-        (self.engine.waiting() > 0).then_some(self.parking.next_scan_at)
+        let of_lanes = self.engine.has_many_lanes().then_some(self.parking.next_lane_scan_at);
+        let at = of_lanes.into_iter().chain([self.parking.next_scan_at]).min();
+        at.filter(|_| self.engine.waiting() > 0)
     }
 
     /// Parks the jobs that wait for anything but a slot for longer than `hold_max`, since others would wait behind them. If
     /// the window has few free places, so are those that wait longest, down to [`SHORTEST_WAIT`]: it is for what can go
-    /// soon.
-    fn park_long_waits(&mut self, now: Instant, source: &impl Source) {
+    /// soon. Returns whether there were any.
+    fn park_long_waits(&mut self, now: Instant, source: &impl Source) -> bool {
         let hold_max = self.engine.settings().hold_max();
-        loop {
+        let most_rounds = if self.engine.has_many_lanes() { LANE_ROUNDS } else { usize::MAX };
+        let mut has_any = false;
+        for _ in 0..most_rounds {
             let longest = self.engine.longest_wait(now);
             let (patience, most) = if longest > hold_max {
                 (hold_max, usize::MAX)
             } else if longest > SHORTEST_WAIT && !self.halt.is_halted() {
                 ((longest / 2).max(SHORTEST_WAIT), self.excess(source))
             } else {
-                return;
+                break;
             };
             let taken = self.engine.take_unreachable(now, patience, most);
             if taken.is_empty() {
-                return;
+                break;
             }
+            has_any = true;
             taken.into_iter().for_each(|(due, entry)| self.park_or_hold(now, patience, due, entry));
         }
+        has_any
     }
 
     /// The number of jobs beyond those that leave enough places free in the window, or in the part of it that the source
@@ -246,8 +295,7 @@ impl Worker {
         let stay = entry.stay(until, reason, versions);
         // If its message is delivered again meanwhile, this settles it.
         entry.begin(&self.context.unsettled);
-        let Entry { job, has_own_id, ticket, first_seen, age, mut hold, attempts, request, mut track } =
-            *entry;
+        let Entry { job, has_own_id, ticket, age, mut hold, attempts, request, mut track, key } = *entry;
         let (downstream, id) = (&self.context.downstream, &job.id);
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
         // The call itself has the job's place in the order.
@@ -286,8 +334,7 @@ impl Worker {
                     Event::Parked(began)
                 }
                 Some(ticket) => {
-                    let entry =
-                        Entry { job, has_own_id, ticket, first_seen, age, hold, attempts, request, track };
+                    let entry = Entry { job, has_own_id, ticket, age, hold, attempts, request, track, key };
                     let mut entry = Box::new(entry);
                     entry.land(until());
                     Event::Unparked(due, began, entry)
@@ -303,4 +350,27 @@ impl Worker {
 fn ack_parked(track: Track, ticket: Option<Box<dyn Ticket>>, has_own_id: bool, report: Report) {
     let left = || track.leave(has_own_id, LeftOver::acked_only(report)).map(|(_, ticket, _)| ticket);
     ticket.or_else(left).into_iter().for_each(|ticket| ticket.discard(report));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn however_many_turns_the_loop_makes_lanes_are_looked_through_a_few_times_a_second() {
+        for (is_pressed, expected) in [(false, 10), (true, 100)] {
+            let mut parking = Parking::new();
+            let start = Instant::now();
+            let scans = (0..100_000_u64)
+                .filter(|turn| parking.scans_lanes(start + Duration::from_micros(100 * turn), is_pressed));
+            assert_eq!(scans.count(), expected, "in ten seconds");
+        }
+        let (mut parking, start) = (Parking::new(), Instant::now());
+        assert!(parking.scans_lanes(start, false));
+        let soon = start + PRESSED_SCAN_INTERVAL;
+        assert!(parking.scans_lanes(soon, true), "at once where places are few");
+        assert!(!parking.scans_lanes(soon + PRESSED_SCAN_INTERVAL, false));
+        parking.scan_lanes_soon();
+        assert!(parking.scans_lanes(soon + PRESSED_SCAN_INTERVAL, false), "and while any are parked");
+    }
 }

@@ -14,7 +14,7 @@ impl Worker {
     pub(super) fn reload(&mut self, new: Options) {
         // The jobs were decoded by the old rules: only what they cost, and may, follows the limits.
         let mut rules = self.intake.rules.clone();
-        rules.default_plan = new.rules.default_plan;
+        rules.lanes.default_plan = new.rules.lanes.default_plan;
         rules.max_cost = new.rules.max_cost.clone();
         rules.plans.clone_from(&new.rules.plans);
         rules.costs.clone_from(&new.rules.costs);
@@ -55,12 +55,12 @@ impl Worker {
 
     /// Adapts the highest cost of jobs to the limits in force.
     pub(super) fn bound_costs(&mut self) {
-        self.intake.limits = self.engine.settings().lanes().cloned().collect();
+        self.intake.limits = self.engine.settings().sets().cloned().collect();
         let rules = &mut self.intake.rules;
         let own: Vec<&str> = rules.costs.iter().map(|rule| &*rule.limit).collect();
         let plans = rules.plans.iter_mut().map(|plan| &mut plan.max_cost);
         let bounds = std::iter::once(&mut rules.max_cost).chain(plans);
-        for (bound, limits) in bounds.zip(self.engine.settings().lanes()) {
+        for (bound, limits) in bounds.zip(self.engine.settings().sets()) {
             *bound = max_cost_without(limits, &own, bound.given);
         }
         for rule in &mut rules.costs {

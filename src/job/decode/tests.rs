@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::super::ReplyRules;
+use super::super::{JobLanes, ReplyRules};
 use super::*;
 
 mod costs;
@@ -27,7 +27,7 @@ fn rules() -> Rules {
         max_cost: held(100, "gcra-0"),
         costs: Vec::new(),
         plans: [("free", 2), ("pro", 1000)].map(|(name, cost)| plan_rules(name, cost)).to_vec(),
-        default_plan: None,
+        lanes: JobLanes::default(),
         reply: ReplyRules { own: Some("paced.".to_owned()), ..ReplyRules::default() },
     }
 }
@@ -76,7 +76,7 @@ fn detail(message: &Message) -> String {
 #[test]
 fn an_empty_message_is_a_post_of_nothing() {
     let job = job(&Message::default());
-    assert_eq!((job.request.method, job.request.path.as_str(), job.lane.as_str()), ("POST", "", ""));
+    assert_eq!((job.request.method, job.request.path.as_str(), job.lane.name.as_str()), ("POST", "", ""));
     assert_eq!((job.cost.units, job.priority), (1, 0));
     assert_eq!((job.times.not_before, job.times.deadline, job.reply), (None, None, None));
     assert!(job.request.headers.is_empty() && job.content.body.is_empty());
@@ -129,7 +129,7 @@ fn priorities_over_nine_count_as_nine() {
 #[test]
 fn lanes() {
     for lane in ["", "acme", "tenant-42", "Zürich", &"x".repeat(128)] {
-        assert_eq!(job(&with("paced-lane", text(lane))).lane, lane);
+        assert_eq!(job(&with("paced-lane", text(lane))).lane.name, lane);
     }
     for lane in ["x".repeat(129), "é".repeat(65)] {
         assert_eq!(reason(&with("paced-lane", text(&lane))), Reason::MalformedHeader);
@@ -249,7 +249,7 @@ fn plans_are_those_that_are_configured() {
     let none = Rules { plans: Vec::new(), ..rules() };
     let told = decode(&with("paced-plan", text("pro")), &none).expect_err("no plan").detail;
     assert_eq!(told, "`paced-plan` is `pro`, but no plan is configured; leave it out");
-    let default = Rules { default_plan: Some(0), ..rules() };
+    let default = Rules { lanes: JobLanes { default_plan: Some(0), ..JobLanes::default() }, ..rules() };
     let plan = |message: &Message| decode(message, &default).expect("a job").plan;
     assert_eq!((plan(&Message::default()), plan(&with("paced-plan", text("pro")))), (Some(0), Some(1)));
 }
@@ -350,7 +350,7 @@ proptest! {
         match decode(&message, &rules()) {
             Ok(job) => {
                 prop_assert!(job.priority <= 9 && (1..=100).contains(&job.cost.units) && job.content.body.len() <= 16);
-                prop_assert!(job.lane.len() <= 128 && (1..=255).contains(&job.id.len()));
+                prop_assert!(job.lane.name.len() <= 128 && (1..=255).contains(&job.id.len()));
                 for (name, value) in &job.request.headers {
                     prop_assert!(!value.contains(['\r', '\n', '\0']), "{name}");
                     prop_assert_eq!(name, &name.to_ascii_lowercase());

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::job::{CostBound, METHODS, MaxCost, PlanRules, ReplyRules, Rules, decode};
+use crate::job::{CostBound, JobLanes, METHODS, MaxCost, PlanRules, ReplyRules, Rules, decode};
 
 fn line(text: &str) -> Line {
     parse(text.as_bytes()).expect(text)
@@ -44,11 +44,11 @@ fn every_key_has_its_place() {
         max_cost: most(1),
         costs: Vec::new(),
         plans: vec![PlanRules { name: "pro".to_owned(), max_cost: most(3) }],
-        default_plan: None,
+        lanes: JobLanes::default(),
         reply: ReplyRules::default(),
     };
     let job = decode(&line.message, &rules).expect("a job");
-    assert_eq!((job.id.as_str(), job.lane.as_str(), job.request.method), ("i1", "acme", "PUT"));
+    assert_eq!((job.id.as_str(), job.lane.name.as_str(), job.request.method), ("i1", "acme", "PUT"));
     assert_eq!((job.request.path.as_str(), job.cost.units, job.priority), ("a?b", 3, 9));
     assert_eq!(job.times.not_before.map(|at| at.0), Some(1_700_000_000_123_000));
     assert!(job.times.deadline.is_some());

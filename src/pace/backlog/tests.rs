@@ -190,3 +190,30 @@ async fn those_that_may_wait_elsewhere_are_taken_from_the_end() {
 fn taken(backlog: &mut Backlog<Caller>, after: Instant, most: usize) -> Vec<u64> {
     seqs(backlog.take_last(after, most).into_iter().map(|(_, caller)| caller).collect())
 }
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_the_last_waiter_has_left_are_noted() {
+    let lane = LaneId::at(0).in_row(5);
+    let ways: [fn(&mut Backlog<Caller>, LaneId); 7] = [
+        |backlog, lane| assert!(backlog.pop_last(lane).is_some()),
+        |backlog, lane| assert!(backlog.pop_if(lane, |_| true).is_some()),
+        |backlog, lane| assert!(backlog.remove(lane, 0, 1).is_some()),
+        |backlog, _| assert!(backlog.take_ended(Instant::now()).is_some()),
+        |backlog, _| assert_eq!(backlog.take(|_| true).len(), 1),
+        |backlog, _| assert_eq!(backlog.drain().len(), 1),
+        |backlog, _| backlog.drop_stale(),
+    ];
+    for leave in ways {
+        let mut backlog = Backlog::new(0).with_rows_for_lanes();
+        for seq in 0..2 {
+            let caller = Caller { is_live: false, ..Caller::new(seq) };
+            backlog.push(caller.lane(lane).end(Instant::now(), false));
+        }
+        assert_eq!(backlog.take_touched(), [5].into());
+        assert!(backlog.pop(lane).is_some());
+        assert!(!backlog.has_touched(), "another one is there");
+        leave(&mut backlog, lane);
+        assert!(backlog.is_empty());
+        assert_eq!(backlog.take_touched(), [5].into());
+    }
+}

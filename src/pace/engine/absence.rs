@@ -112,10 +112,14 @@ impl<W: Waiter> Engine<W> {
             return;
         }
         while self.release.free() > 0 {
+            self.schedule.refresh(&mut self.backlog, now);
             let Some(next) = self.schedule.next(&self.backlog, now) else { break };
             let batch = self.pick(next, self.release.free(), admission);
             if batch.is_empty() {
                 break;
+            }
+            if let Some(lanes) = self.schedule.keyed_mut() {
+                lanes.grant_all();
             }
             for waiter in batch {
                 let units = waiter.cost().units(self.settings.limits_of(next.lane));

@@ -9,28 +9,28 @@ use super::ask::SLACK;
 use super::{Effect, Engine, Refusal};
 use crate::limit::Passed;
 use crate::pace::meters::Abandoned;
-use crate::pace::pacing::{Answer, Call, Reply, Tail};
+use crate::pace::pacing::{Answer, Call, InLanes, Reply, Tail};
 use crate::pace::release::{Held, LONGEST_CALL};
 use crate::pace::schedule::Spacing;
-use crate::pace::{LaneId, Waiter};
+use crate::pace::{LaneId, Settings, Waiter};
 use crate::store::{Checked, NextTurn, Observed, Reserved, Stamp};
 use crate::time::{Deadline, Micros};
 
 /// The longest wait for the end of a window without asking the store again, since the clocks of the store and of this
 /// machine drift apart.
-const BARRED: Duration = Duration::from_secs(300);
-
-/// The shortest wait after a call that was granted no slot.
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+pub(super) const BARRED: Duration = Duration::from_secs(300);
 
 /// The delay before a slot is requested again for a trial waiter that was granted none.
 const TRIAL_AGAIN: Duration = Duration::from_millis(20);
+
+/// The shortest wait after a call that was granted no slot.
+pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 impl<W: Waiter> Engine<W> {
     /// Handles the reply to a call: holds the waiters that were granted a slot, and refuses those that the limits do
     /// not allow. The others return to the backlog.
     pub(super) fn on_reply(&mut self, call: Call<W>, reply: Reply) {
-        let Call { lane, mut batch, settings, costs, is_local, is_trial, goes_on, .. } = call;
+        let Call { lane, mut batch, settings, costs, in_lanes, is_local, is_trial, goes_on, .. } = call;
         let mut stale = Vec::new();
         let Reply { sent, received, answer } = reply;
         // If the process was stopped during the call, the instants of the slots are not known well enough.
@@ -45,7 +45,8 @@ impl<W: Waiter> Engine<W> {
                 if reserved.outdated || (self.pacing.state().local().is_some() && !is_local) {
                     self.on_replicas(reserved.replicas);
                 } else {
-                    self.on_reserved((lane, goes_on), sent, &reserved, &batch, is_newest);
+                    let in_lanes = in_lanes.as_deref().map(|in_lanes| (in_lanes, &*settings));
+                    self.on_reserved((lane, goes_on, in_lanes), sent, &reserved, &batch, is_newest);
                 }
                 if stood_still {
                     self.meters.abandoned(reserved.slots.len(), Abandoned::Late);
@@ -55,8 +56,8 @@ impl<W: Waiter> Engine<W> {
                     stale = self.hold(&mut batch, sent, received, &reserved);
                 }
                 if !is_local {
-                    let tail = Tail::new(lane, settings, costs, reserved);
-                    self.keep_tail(lane, tail, stood_still || suspended.is_some());
+                    let tail = Tail::new((lane, in_lanes), settings, costs, reserved);
+                    self.keep_tail(tail, stood_still || suspended.is_some());
                 }
             }
             Ok(Answer::Checked(checked)) => {
@@ -77,11 +78,7 @@ impl<W: Waiter> Engine<W> {
                 self.on_failure(&error);
             }
         }
-        if self.pacing.is_suspended() && !batch.is_empty() {
-            // The trial waiter was not granted a slot, for whatever reason: one is requested again soon.
-            self.pacing.reserve_not_before(received + TRIAL_AGAIN);
-        }
-        batch.into_iter().for_each(|waiter| self.backlog.push(waiter));
+        self.end_call(batch, received);
         if suspended.is_some() {
             self.give_back_turn(received);
         }
@@ -90,12 +87,25 @@ impl<W: Waiter> Engine<W> {
         self.pass_on_all();
     }
 
+    /// Returns the waiters of a call that were granted no slot to the backlog.
+    fn end_call(&mut self, batch: VecDeque<W>, received: Instant) {
+        if self.pacing.is_suspended() && !batch.is_empty() {
+            // The trial waiter was not granted a slot, for whatever reason: one is requested again soon.
+            self.pacing.reserve_not_before(received + TRIAL_AGAIN);
+        }
+        if let Some(lanes) = self.schedule.keyed_mut() {
+            // An answer that was not taken in grants nothing.
+            lanes.end();
+        }
+        batch.into_iter().for_each(|waiter| self.backlog.push(waiter));
+    }
+
     /// Keeps what is needed to give the slots of an answer back. If they are unused, they go back at once.
-    fn keep_tail(&mut self, lane: LaneId, tail: Tail, is_unused: bool) {
+    fn keep_tail(&mut self, tail: Tail, is_unused: bool) {
         let unused = if is_unused { tail.slots() } else { vec![] };
         self.pacing.on_granted(tail);
         // The last one goes first, since only the last slot can go back to the store.
-        unused.into_iter().rev().for_each(|(cost, slot)| self.give_back_unused((lane, cost, slot)));
+        unused.into_iter().rev().for_each(|slot| self.give_back_unused(slot));
     }
 
     /// Holds the waiters that were granted a slot until their slots. Returns the stale ones among them.
@@ -240,7 +250,7 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Takes in the number of replicas that share the pace, if the answer has it.
-    fn on_replicas(&mut self, replicas: Option<u32>) {
+    pub(super) fn on_replicas(&mut self, replicas: Option<u32>) {
         let Some(replicas) = replicas else { return };
         self.pacing.set_replicas(replicas);
         if self.pacing.state().local().is_none() {
@@ -251,12 +261,16 @@ impl<W: Waiter> Engine<W> {
     /// Takes in the number of replicas, the granted units and, from the newest answer only, when to call again.
     fn on_reserved(
         &mut self,
-        (lane, goes_on): (LaneId, bool),
+        (lane, goes_on, in_lanes): (LaneId, bool, Option<(&InLanes, &Settings)>),
         sent: Instant,
         reserved: &Reserved,
         batch: &VecDeque<W>,
         is_newest: bool,
     ) {
+        if let Some((in_lanes, settings)) = in_lanes {
+            let is_full = in_lanes.is_full(reserved.slots.len());
+            return self.on_reserved_in_lanes(settings, sent, reserved, batch, (is_newest, is_full));
+        }
         self.on_replicas(reserved.replicas);
         let granted = reserved.jobs().filter_map(|job| batch.get(job)).map(Waiter::cost);
         let (mut units, mut last_cost) = (0, None);
@@ -357,7 +371,7 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Schedules the next call as the answer says.
-    fn ask_again(&mut self, sent: Instant, reserved: &Reserved) {
+    pub(super) fn ask_again(&mut self, sent: Instant, reserved: &Reserved) {
         let before = self.schedule.turns().farthest();
         // The time counts from when the call was sent. Otherwise a replica far from the store would always be late,
         // after a nearer one took every slot.

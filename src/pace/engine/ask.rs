@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Admission, Effect, Engine, Refusal};
-use crate::limit::JobCost;
+use crate::limit::{JobCost, MAX_BATCH};
 use crate::pace::pacing::{Ask, Call, LocalPace, ask};
 use crate::pace::schedule::Next;
 use crate::pace::{LaneId, Waiter};
@@ -15,6 +15,17 @@ use crate::store::Asker;
 
 /// The error of this replica's estimate of the end of a window, which is due to the round trip to the store.
 pub(super) const SLACK: Duration = Duration::from_millis(5);
+
+/// The bounds of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// The lane of the waiters; the downstream's where lanes are made by keys.
+    pub(super) lane: LaneId,
+    /// How far ahead of now a slot may lie.
+    pub(super) ahead: Duration,
+    /// The most slots that are granted, where lanes are made by keys; otherwise each waiter may be granted one.
+    pub(super) most: usize,
+}
 
 impl<W: Waiter> Engine<W> {
     /// Makes a reserve call for the waiters whose turn it is, unless it is too early or a call is in flight.
@@ -75,6 +86,7 @@ impl<W: Waiter> Engine<W> {
             self.backlog.take_all_back();
         }
         let may = self.may_ask() && now >= self.ask_from();
+        self.schedule.refresh(&mut self.backlog, now);
         let next = if may { self.schedule.next(&self.backlog, now) } else { None };
         let Some(next) = next else {
             self.schedule.forget_batch_delay();
@@ -83,13 +95,20 @@ impl<W: Waiter> Engine<W> {
         // A waiter for the next window must be part of the first call that reaches it. Otherwise the waiters behind it
         // would use that window up.
         self.backlog.take_back(now + next.ahead + SLACK);
+        self.schedule.refresh(&mut self.backlog, now);
         let spacing = self.schedule.batching(next.lane).spacing();
         let room = self.release.room(spacing);
-        let batch = self.schedule.batch(next, self.backlog.ready(next.lane), room);
+        let ready = match self.schedule.keyed() {
+            Some(keyed) => {
+                usize::try_from(keyed.waiting(&self.backlog, MAX_BATCH as u64)).unwrap_or(MAX_BATCH)
+            }
+            None => self.backlog.ready(next.lane),
+        };
+        let batch = self.schedule.batch(next, ready, room);
         if self.schedule.delays(next.lane, batch, now) || self.opens_first(next, batch.count, now) {
             return None;
         }
-        let waiters = self.pick(next, batch.count, admission);
+        let waiters = self.pick(next, self.offers(batch.count), admission);
         if waiters.is_empty() {
             return None;
         }
@@ -105,43 +124,46 @@ impl<W: Waiter> Engine<W> {
             self.schedule.waiting(&self.backlog, now).max(more).min(most)
         };
         let asker = self.schedule.asker(next, units, others, &self.settings.limits);
-        Some(self.call((next.lane, next.ahead), waiters, Some(asker), now))
+        let bounds = Bounds { lane: next.lane, ahead: next.ahead, most: batch.count };
+        Some(self.call(bounds, waiters, Some(asker), now))
     }
 
-    /// Makes a call for these waiters of one lane, with slots at most `ahead` of now.
+    /// Makes a call for these waiters of one lane, or of many that are made by keys.
     pub(super) fn call(
         &mut self,
-        (lane, ahead): (LaneId, Duration),
+        Bounds { lane, ahead, most }: Bounds,
         batch: VecDeque<W>,
         asker: Option<Asker>,
         now: Instant,
     ) -> Call<W> {
         let spacing = self.schedule.batching(lane).spacing();
-        let at_once = self.release.connections(batch.len(), spacing);
-        let jobs = self.release.slots(batch.len());
+        let at_once = self.release.connections(batch.len().min(most), spacing);
+        let jobs = self.release.slots(batch.len().min(most));
         self.driver.effects.push(Effect::Prepare { jobs, at_once, is_awaited: false });
         let is_trial = self.pacing.is_suspended();
         let local = self.pacing.state().local().cloned();
         let settings = local.as_ref().map_or(&self.settings, |local| &local.settings);
         // A share of the limits may hold less than the limits do, so that at most the whole share is charged.
-        let limits = settings.limits_of(lane);
         let cost = |waiter: &W| match local.is_some() {
-            true => waiter.cost().at_most(limits),
+            true => waiter.cost().at_most(settings.limits_of(waiter.lane())),
             false => waiter.cost(),
         };
         let costs: Vec<JobCost> = batch.iter().map(cost).collect();
+        let in_lanes = self.in_lanes(&batch, most);
         let first = costs.first().copied().unwrap_or_default();
         // A plan's own limits add no reach, since the downstream's limits would advance with the slot.
         let ahead = ahead.saturating_add(settings.limits.reach_of(&first.row(&settings.limits)));
         let (call_costs, goes_on) = (costs.clone(), asker.is_some_and(|asker| asker.goes_on));
         if let Some(LocalPace { store, settings }) = local {
-            let asked = Ask { lane, costs, ahead, lease: None, asker, generation: 0 };
+            let in_lanes_of_call = in_lanes.clone();
+            let asked = Ask { lane, costs, in_lanes, ahead, lease: None, asker, generation: 0 };
             let reply = Box::pin(ask(store, Arc::clone(&settings), asked));
             return Call {
                 lane,
                 batch,
                 settings,
                 costs: call_costs,
+                in_lanes: in_lanes_of_call,
                 is_local: true,
                 is_trial,
                 goes_on,
@@ -150,14 +172,18 @@ impl<W: Waiter> Engine<W> {
         }
         let generation = self.terms.agreement().settled().unwrap_or_default();
         let lease = self.pacing.lease(now, self.schedule.lease(), self.settings.on_unavailable);
-        let asked = Ask { lane, costs, ahead, lease, asker, generation };
+        let asked = Ask { lane, costs, in_lanes: in_lanes.clone(), ahead, lease, asker, generation };
         let reply = Box::pin(ask(Arc::clone(&self.store), Arc::clone(&self.settings), asked));
         let settings = Arc::clone(&self.settings);
-        Call { lane, batch, settings, costs: call_costs, is_local: false, is_trial, goes_on, reply }
+        let costs = call_costs;
+        Call { lane, batch, settings, costs, in_lanes, is_local: false, is_trial, goes_on, reply }
     }
 
     /// Takes up to `count` waiters of a lane out of the backlog, and removes those that need no slot any more.
     pub(super) fn pick(&mut self, next: Next, count: usize, admission: &impl Admission<W>) -> VecDeque<W> {
+        if self.schedule.keyed().is_some() {
+            return self.pick_in_lanes(next, count, admission);
+        }
         let Next { lane, rank, ahead, .. } = next;
         let mut batch = VecDeque::with_capacity(count);
         // A waiter that was taken back because its window ends soon must not be put aside again at once.

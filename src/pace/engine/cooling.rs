@@ -99,6 +99,7 @@ impl<W: Waiter> Engine<W> {
         if self.probe_from().is_none_or(|from| from > now + SOON) {
             return self.terms.cooling_mut().give_back(now);
         }
+        self.schedule.refresh(&mut self.backlog, now);
         let next = self.schedule.next(&self.backlog, now);
         if let Some(waiter) = next.and_then(|next| self.pick(next, 1, admission).pop_front()) {
             self.try_one(waiter);

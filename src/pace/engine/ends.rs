@@ -19,6 +19,10 @@ impl<W: Waiter> Engine<W> {
         if self.is_absent() || self.settings.on_limit == OnLimit::Reject || !self.backlog.has_ends() {
             return;
         }
+        if self.schedule.keyed().is_some() {
+            // Which of them go last is decided when they go.
+            return;
+        }
         for row in 0..=self.settings.plans.len() {
             self.end_hopeless(LaneId::at(row), now);
         }

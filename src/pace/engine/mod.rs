@@ -11,6 +11,7 @@ mod cancelled;
 mod cooling;
 mod drain;
 mod ends;
+mod lanes;
 mod opening;
 mod record;
 mod suspension;
@@ -127,7 +128,10 @@ impl<W: Waiter> Engine<W> {
         let (schedule, pacing) = (Schedule::new(&settings), Pacing::new(&settings, now));
         store.set_horizon(&settings.downstream, schedule.turns().farthest());
         Self {
-            backlog: Backlog::new(settings.plans.len()),
+            backlog: match &settings.of_jobs.lanes {
+                Some(_) => Backlog::new(settings.plans.len()).with_rows_for_lanes(),
+                None => Backlog::new(settings.plans.len()),
+            },
             schedule,
             terms: SharedTerms::new(given, Arc::clone(pacing.replica()), now),
             pacing,
@@ -191,12 +195,14 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Adds a waiter that is ready now.
-    pub(crate) fn offer(&mut self, waiter: W) {
+    pub(crate) fn offer(&mut self, mut waiter: W) {
+        self.find_lane(&mut waiter);
         self.backlog.push(waiter);
     }
 
     /// Adds a waiter that becomes ready at `due`.
-    pub(crate) fn offer_later(&mut self, due: Instant, waiter: W) {
+    pub(crate) fn offer_later(&mut self, due: Instant, mut waiter: W) {
+        self.find_lane(&mut waiter);
         self.backlog.push_later(due, waiter);
     }
 
@@ -255,8 +261,7 @@ impl<W: Waiter> Engine<W> {
         self.schedule.turns_mut().drop_turn();
     }
 
-    /// Forgets the estimates of the next slots, since the counts of the limits were reset to 0 or a slot was given
-    /// back.
+    /// Forgets the estimates of the next slots, since the counts of the limits were reset to 0.
     pub(crate) fn forget_next_slots(&mut self) {
         self.schedule.forget();
         self.pacing.reserve_by(Instant::now());
@@ -323,8 +328,11 @@ impl<W: Waiter> Engine<W> {
                 Ended::Call(call, reply) => self.on_reply(call, reply),
                 Ended::Probe(reply) => self.on_probe_reply(reply),
                 // The next slot is earlier than estimated.
-                Ended::Return(true) => self.forget_next_slots(),
-                Ended::Return(false) => {}
+                Ended::Return(Some(lane)) => {
+                    self.schedule.forget_slots_of(lane);
+                    self.pacing.reserve_by(Instant::now());
+                }
+                Ended::Return(None) => {}
             },
             reply = self.terms.reply() => match reply {
                 TermsReply::Record(purpose, reply) => self.on_record_reply(&purpose, reply),

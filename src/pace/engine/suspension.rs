@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
+use super::ask::Bounds;
 use super::{Admission, Effect, Engine, Refusal};
-use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 use crate::pace::pacing::Call;
 use crate::pace::release::Unused;
+use crate::pace::{LaneId, Waiter};
 
 impl<W: Waiter> Engine<W> {
     /// Stops requesting slots, for this reason, and gives up held slots. One waiter at a time may be tried; see
@@ -92,7 +93,15 @@ impl<W: Waiter> Engine<W> {
     /// Makes a call for the trial waiter, if it may be tried now.
     pub(super) fn call_for_trial(&mut self, now: Instant, admission: &impl Admission<W>) -> Option<Call<W>> {
         let waiter = if self.may_ask() { self.take_trial(now, admission) } else { None }?;
-        let lane = waiter.lane();
-        Some(self.call((lane, self.settings.horizon), VecDeque::from([waiter]), None, now))
+        let lane = match self.schedule.keyed_mut() {
+            Some(lanes) => {
+                // Whatever was chosen before is not asked for.
+                lanes.end();
+                LaneId::DOWNSTREAM
+            }
+            None => waiter.lane(),
+        };
+        let bounds = Bounds { lane, ahead: self.settings.horizon, most: 1 };
+        Some(self.call(bounds, VecDeque::from([waiter]), None, now))
     }
 }

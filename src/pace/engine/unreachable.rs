@@ -11,36 +11,51 @@ use crate::pace::{LaneId, OnLimit, Waiter, limit_delay, slots_within};
 
 impl<W: Waiter> Engine<W> {
     /// Returns an estimate of how long the waiter waits that waits longest for anything but a slot of the downstream: for
-    /// a time of its own, if it may wait elsewhere, or for its plan's limits.
-    pub(crate) fn longest_wait(&self, now: Instant) -> Duration {
+    /// a time of its own, if it may wait elsewhere, or for its plan's limits, or those of its lane.
+    pub(crate) fn longest_wait(&mut self, now: Instant) -> Duration {
+        // Nothing else takes in new waiters of lanes by keys while no slots can be requested.
+        self.schedule.refresh(&mut self.backlog, now);
         let due = self.backlog.last_due().map_or(now, |due| due.max(now));
-        let plans = self.plan_lanes().filter_map(|lane| {
+        let plans = self.limited_plans().filter_map(|lane| {
             let last = self.backlog.ready(lane).checked_sub(1)?;
             let limits: Vec<&Limit> = self.settings.own_limits(lane).collect();
             (!limits.is_empty()).then(|| self.lane_begins(lane, now) + limit_delay(&limits, last as u64))
         });
+        let keyed = self.schedule.keyed().filter(|_| self.has_limits_that_shape());
+        let of_lanes = keyed.and_then(|lanes| lanes.last_goes(&self.backlog, now));
         let shared = now + self.shared_wait();
-        plans.filter(|last| *last > shared).max().map_or(due, |last| last.max(due)) - now
+        let last = plans.chain(of_lanes).filter(|last| *last > shared).max();
+        last.map_or(due, |last| last.max(due)) - now
     }
 
     /// Takes out at most this many waiters that wait for longer than `patience` for anything but a slot of the downstream,
-    /// with the instant until which each waits, in their order: for a time, those that wait longest, and of plans, the
-    /// last ones. Their plan is used up, or releases fewer in that time than wait for it here.
+    /// with the instant until which each waits, in their order: for a time, those that wait longest, and of plans and lanes,
+    /// the last ones. Their limits are used up, or release fewer in that time than wait for them here.
     ///
     /// Those that would give up before that are refused.
     ///
-    /// The instants of those of plans are estimates by the number of those taken before: other replicas may have waiters of
-    /// the same plan. Waiters of the downstream's own lane stay, since they stand before nobody who could go.
+    /// The instants of those of plans and lanes are estimates by the number of those taken before: other replicas may have
+    /// waiters of the same ones. Waiters of the downstream's own lane stay, since they stand before nobody who could go.
     pub(crate) fn take_unreachable(
         &mut self,
         now: Instant,
         patience: Duration,
         most: usize,
     ) -> Vec<(Instant, W)> {
+        if most == 0 {
+            return vec![];
+        }
         let (mut taken, mut ended) = (self.backlog.take_last(now + patience, most), Vec::new());
         let (settings, version) = (Arc::clone(&self.settings), self.limits_version());
         let patience = patience.max(self.shared_wait());
-        for lane in self.plan_lanes().collect::<Vec<_>>() {
+        let left = most.saturating_sub(taken.len());
+        for (due, waiter) in self.take_beyond_of_lanes(now, now + patience, left) {
+            match waiter.end().is_some_and(|end| end.is_early_for(due)) {
+                true => ended.push(waiter),
+                false => taken.push((due.max(now + patience), waiter)),
+            }
+        }
+        for lane in self.limited_plans() {
             // Waiters that the downstream's own limits hold up stand before nobody who could go.
             let limits: Vec<&Limit> = settings.own_limits(lane).collect();
             let Some(slowest) = limits.iter().map(|limit| limit.rate().interval()).max() else { continue };
@@ -64,7 +79,7 @@ impl<W: Waiter> Engine<W> {
                 let expected = waiter.expected(version.as_deref()).filter(|until| *until > now + patience);
                 let due = expected
                     .unwrap_or_else(|| start + limit_delay(&limits, place + passed_on.before(waiter.seq())));
-                if waiter.end().is_some_and(|end| end.is_early && end.at < due) {
+                if waiter.end().is_some_and(|end| end.is_early_for(due)) {
                     // It stands before nobody.
                     ended.push(waiter);
                     continue;
@@ -83,18 +98,36 @@ impl<W: Waiter> Engine<W> {
     /// Returns how long the downstream's own limits hold up those who are ready, at least: so long no plan has its waiters
     /// stand before others who could go.
     fn shared_wait(&self) -> Duration {
-        let lanes = (0..=self.settings.plans.len()).map(|row| LaneId::of_plan(row.checked_sub(1)));
-        let ready: usize = lanes.map(|lane| self.backlog.ready(lane)).sum();
+        let ready = self.backlog.all_ready();
         let limits: Vec<&Limit> = self.settings.limits.iter().collect();
         limit_delay(&limits, ready.saturating_sub(1) as u64)
     }
 
-    /// The lanes of plans whose limits shape, as far as this replica follows the shared pace; none in a pause, in which
+    /// Whether there may be so many lanes that one does not look through them all the time.
+    pub(crate) fn has_many_lanes(&self) -> bool {
+        self.schedule.keyed().is_some()
+    }
+
+    /// Takes out at most this many waiters of lanes by keys that go after `by`, with the instant at which each goes.
+    fn take_beyond_of_lanes(&mut self, now: Instant, by: Instant, most: usize) -> Vec<(Instant, W)> {
+        if !self.has_limits_that_shape() {
+            return vec![];
+        }
+        let Self { schedule, backlog, .. } = self;
+        schedule.keyed_mut().map(|lanes| lanes.take_beyond(backlog, (now, by), most)).unwrap_or_default()
+    }
+
+    /// Whether limits of plans and lanes shape, as far as this replica follows the shared pace. In a pause none do, since
     /// nobody stands before others who could go.
-    fn plan_lanes(&self) -> impl Iterator<Item = LaneId> + use<W> {
+    fn has_limits_that_shape(&self) -> bool {
         let is_paused = self.terms.pauses().is_paused();
-        let shapes = !self.is_absent() && !is_paused && self.settings.on_limit != OnLimit::Reject;
-        let plans = if shapes { self.settings.plans.len() } else { 0 };
+        !self.is_absent() && !is_paused && self.settings.on_limit != OnLimit::Reject
+    }
+
+    /// The plans whose own limits shape; none where lanes are made by keys.
+    fn limited_plans(&self) -> impl Iterator<Item = LaneId> + use<W> {
+        let has_plans = self.has_limits_that_shape() && self.schedule.keyed().is_none();
+        let plans = if has_plans { self.settings.plans.len() } else { 0 };
         (0..plans).map(|plan| LaneId::of_plan(Some(plan)))
     }
 

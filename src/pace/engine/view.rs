@@ -122,10 +122,18 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the limit that determines the next slot of the lane that has the next one.
     fn binding_limit(&self) -> Hold {
+        if let Some((limit, at)) = self.schedule.keyed().and_then(|lanes| match lanes.has_ready() {
+            true => None,
+            false => lanes.first_limit(),
+        }) {
+            return Hold::Limit(limit, Some(at));
+        }
         let lanes = (0..=self.settings.plans.len()).map(LaneId::at);
         let ready = lanes.filter(|lane| self.backlog.ready(*lane) > 0);
         let lane = ready.min_by_key(|lane| self.schedule.next_slot(*lane));
         let lane = lane.or_else(|| self.release.first().map(|(lane, _)| lane)).unwrap_or(LaneId::DOWNSTREAM);
+        // Where lanes are made by keys, the last answer told of the downstream's limits.
+        let lane = if self.schedule.keyed().is_some() { LaneId::DOWNSTREAM } else { lane };
         let limits = self.settings.limits_of(lane);
         let binding = self.pacing.last_shared().binding(lane, limits);
         let (place, next) = match binding {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::lanes::InLanes;
 use crate::limit::{CallCosts, Costs, JobCost};
 use crate::pace::{LaneId, OnLimit, Settings};
 use crate::store::{
@@ -21,6 +22,8 @@ pub(crate) struct Call<W> {
     /// The settings whose limits the call uses, and the cost of each waiter.
     pub(crate) settings: Arc<Settings>,
     pub(crate) costs: Vec<JobCost>,
+    /// The lanes of the waiters, where lanes are made by keys. Then `lane` is the downstream's.
+    pub(crate) in_lanes: Option<Arc<InLanes>>,
     /// Whether the call goes to this replica's local pace, not to the shared store.
     pub(crate) is_local: bool,
     /// Whether the call is for the trial: a single waiter that tests whether the downstream can be used again.
@@ -41,6 +44,7 @@ impl<W: fmt::Debug> fmt::Debug for Call<W> {
 pub(crate) struct Ask {
     pub(crate) lane: LaneId,
     pub(crate) costs: Vec<JobCost>,
+    pub(crate) in_lanes: Option<Arc<InLanes>>,
     /// How far ahead a slot may lie.
     pub(crate) ahead: Duration,
     /// The replica, and the time for which it counts as alive.
@@ -67,13 +71,23 @@ pub(crate) enum Answer {
 
 /// Makes one call for waiters under the same limits.
 pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>, ask: Ask) -> Reply {
-    let Ask { lane, costs, ahead, lease, asker, generation } = ask;
+    let Ask { lane, costs, in_lanes, ahead, lease, asker, generation } = ask;
     let sharing = match &lease {
         Some((replica, ttl)) => Sharing::Lease(Lease { replica, ttl: *ttl }),
         None => Sharing::None,
     };
     // The state of a plan's limit belongs to the downstream too; its name tells it from others.
     let scope = Scope { downstream: &settings.downstream, key: "" };
+    if let Some(in_lanes) = in_lanes {
+        let costs = in_lanes.costs(&costs);
+        let call = Reserve {
+            sharing,
+            generation,
+            asker,
+            ..Reserve::new(scope, &settings.limits, Costs::Each(&costs), ahead)
+        };
+        return ask_in_lanes(store, (&settings, &in_lanes), call).await;
+    }
     let limits = settings.limits_of(lane);
     let costs = CallCosts::of(&costs, limits);
     let costs = costs.costs();
@@ -88,6 +102,21 @@ pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>
             store.check(call).await.map(Answer::Checked)
         }
     };
+    Reply { sent, received: Instant::now(), answer }
+}
+
+/// Makes one call for waiters of several lanes.
+async fn ask_in_lanes<S: Store + ?Sized>(
+    store: Arc<S>,
+    (settings, in_lanes): (&Settings, &InLanes),
+    call: Reserve<'_>,
+) -> Reply {
+    let sets = in_lanes.sets(settings);
+    let keys = in_lanes.keys();
+    let all = in_lanes.lanes(&sets, &keys);
+    let call = Reserve { lanes: Some(in_lanes.of_call(&all)), ..call };
+    let sent = Instant::now();
+    let answer = store.reserve(call).await.map(Answer::Reserved);
     Reply { sent, received: Instant::now(), answer }
 }
 

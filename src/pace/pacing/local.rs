@@ -54,7 +54,7 @@ impl LocalPace {
         let clock = ExtrapolatedClock { slots: Arc::clone(slots), own: SystemClock::new() };
         let store = Arc::new(MemoryStore::with_clock(Arc::new(clock)));
         let local = Self { store, settings };
-        for (row, limits) in local.settings.lanes().enumerate() {
+        for (row, limits) in local.settings.sets().enumerate() {
             local.take_over(shared, LaneId::at(row), limits);
         }
         if !polices {

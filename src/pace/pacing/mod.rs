@@ -2,6 +2,7 @@
 //! pace or none. This module makes the reserve calls, one at a time.
 
 mod call;
+mod lanes;
 mod local;
 mod peers;
 mod probing;
@@ -22,6 +23,7 @@ use crate::limit::JobCost;
 use crate::store::{BoxFuture, Reserved, SlotClock, Store};
 use crate::time::Micros;
 pub(crate) use call::{Answer, Ask, Call, Reply, ask};
+pub(crate) use lanes::InLanes;
 pub(crate) use local::LocalPace;
 pub use peers::Peers;
 use probing::Probing;
@@ -86,7 +88,7 @@ impl<W> Pacing<W> {
                 next_at: now,
                 ends: None,
             },
-            last_shared: SharedSnapshot::new(settings.lanes().count()),
+            last_shared: SharedSnapshot::new(settings.sets().count()),
             slots: Arc::default(),
             suspension: Suspension::None,
             returns: Returns::default(),
@@ -189,6 +191,11 @@ impl<W> Pacing<W> {
         self.returns.unused.push((unused, reason));
     }
 
+    /// Whether there are slots that were not used during a call.
+    pub(crate) fn has_unused(&self) -> bool {
+        !self.returns.unused.is_empty()
+    }
+
     /// Takes the slots that were not used during a call.
     pub(crate) fn take_unused(&mut self) -> Vec<(Unused, Abandoned)> {
         std::mem::take(&mut self.returns.unused)
@@ -204,10 +211,10 @@ impl<W> Pacing<W> {
         !self.returns.is_empty()
     }
 
-    /// Waits for the outcome of the next slot that is being given back: whether the store took it. It waits forever if
-    /// there is none. Cancel safe.
-    pub(crate) async fn next_return(&mut self) -> bool {
-        self.returns.next().await
+    /// Waits until the store has answered for the next slot that is being given back. It waits forever if there is none.
+    /// Cancel safe.
+    pub(crate) async fn next_return(&mut self) {
+        self.returns.next().await;
     }
 
     /// Starts a call. There is one at a time.
@@ -372,6 +379,6 @@ impl<W> Pacing<W> {
 pub(crate) enum Ended<W> {
     Call(Call<W>, Reply),
     Probe(Reply),
-    /// The return of a slot to the store; whether the store took it.
-    Return(bool),
+    /// The return of a slot to the store: its lane, if the store took it.
+    Return(Option<LaneId>),
 }

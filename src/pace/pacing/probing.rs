@@ -95,7 +95,7 @@ impl<W> Pacing<W> {
         (store, settings): (&Arc<dyn Store>, &Arc<Settings>),
     ) {
         if let Some(call) = self.call.take() {
-            let Call { lane, settings, costs, is_local, reply, .. } = call;
+            let Call { lane, settings, costs, in_lanes, is_local, reply, .. } = call;
             if let Ok(Answer::Reserved(reserved)) = reply.await.answer
                 && !is_local
             {
@@ -105,11 +105,14 @@ impl<W> Pacing<W> {
                         _ => None,
                     };
                 }
-                let tail = Tail::new(lane, settings, costs, reserved);
+                let tail = Tail::new((lane, in_lanes), settings, costs, reserved);
                 let granted = tail.slots();
                 self.on_granted(tail);
                 // The last one goes first, since only the last slot can go back to the store.
-                granted.into_iter().rev().for_each(|(cost, slot)| self.give_back(lane, cost, slot, store));
+                granted
+                    .into_iter()
+                    .rev()
+                    .for_each(|(lane, cost, slot)| self.give_back(lane, cost, slot, store));
             }
         }
         let asker = asker.turn.map(|_| asker);

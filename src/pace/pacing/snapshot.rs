@@ -65,14 +65,14 @@ impl SharedSnapshot {
     /// Returns the instant at which the limits of a lane were seen, their marks before that grant, and the units
     /// granted.
     pub(super) fn usage(&self, lane: LaneId) -> Option<(Micros, &[Mark], u64)> {
-        let usage = self.usage.get(lane.row())?.as_ref()?;
+        let usage = self.usage.get(lane.set())?.as_ref()?;
         Some((usage.now, &usage.marks, usage.units))
     }
 
     /// Returns the limit that determines the next slot of a lane, by its place in `limits`, and that slot, as far as the
     /// last answer tells.
     pub(crate) fn binding(&self, lane: LaneId, limits: &LimitSet) -> Option<(usize, Micros)> {
-        let usage = self.usage.get(lane.row())?.as_ref()?;
+        let usage = self.usage.get(lane.set())?.as_ref()?;
         if let Some(Refusal { slot, limit }) = usage.refused {
             return Some((limit, slot));
         }
@@ -89,7 +89,7 @@ impl SharedSnapshot {
     /// Records that slots of a lane were granted, for this number of units.
     pub(crate) fn on_granted(&mut self, lane: LaneId, reserved: &Reserved, units: u64) {
         self.next_slot = reserved.next;
-        if let Some(usage) = self.usage.get_mut(lane.row()) {
+        if let Some(usage) = self.usage.get_mut(lane.set()) {
             let (now, marks) = (reserved.stamp.now, reserved.charges.before.clone());
             let (last, refused) = (reserved.slots.last().copied(), reserved.refused);
             *usage = Some(Usage { now, marks, units, last, refused });

@@ -1,16 +1,18 @@
 //! The slots of the last answer, which can be given back unused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use tokio::task::unconstrained;
 
-use crate::limit::{CallCosts, JobCost};
+use super::lanes::InLanes;
+use crate::limit::{CallCosts, Costs, JobCost};
 use crate::pace::meters::Abandoned;
 use crate::pace::release::Unused;
 use crate::pace::{LaneId, Settings};
-use crate::store::{BoxFuture, Cancel, Granted, Reserved, Scope, Store};
+use crate::store::{BoxFuture, Cancel, Granted, Lane, Reserve, Reserved, Scope, Store};
 use crate::time::Micros;
 
 /// The most slots that are given back at one time. They are sent one after the other, and none waits for the answer of
@@ -24,8 +26,8 @@ pub(crate) struct Returns {
     tail: Option<Tail>,
     /// The number of the current tail, counted from 1.
     tail_number: u64,
-    /// The returns in flight, in order. Each yields the number of its tail, and whether the store took the slot.
-    under_way: FuturesOrdered<BoxFuture<'static, (u64, bool)>>,
+    /// The returns in flight, in order. Each yields the number of its tail, and the lane of the slot if the store took it.
+    under_way: FuturesOrdered<BoxFuture<'static, (u64, Option<LaneId>)>>,
     /// Slots that were not used while a call is in flight, which decides what becomes of them.
     pub(super) unused: Vec<(Unused, Abandoned)>,
 }
@@ -34,6 +36,8 @@ pub(crate) struct Returns {
 /// later one was taken, so that the last slot goes back first.
 pub(crate) struct Tail {
     lane: LaneId,
+    /// The lanes of the waiters, where lanes are made by keys.
+    in_lanes: Option<Arc<InLanes>>,
     settings: Arc<Settings>,
     /// The cost of each waiter of the call.
     costs: Vec<JobCost>,
@@ -44,8 +48,8 @@ pub(crate) struct Tail {
 enum Slots {
     /// The reply of the store.
     Reply(Box<Reserved>),
-    /// The remaining slots, each with its cost and the data to give it back.
-    Remaining(Vec<(JobCost, Granted)>),
+    /// The remaining slots, each with its lane, its cost and the data to give it back, the last one at the end.
+    Remaining(Vec<(LaneId, JobCost, Granted)>),
 }
 
 impl Returns {
@@ -59,10 +63,14 @@ impl Returns {
     /// Gives an unused slot of this lane and cost back, if it is the last one that the store granted to this replica.
     pub(crate) fn give_back(&mut self, lane: LaneId, cost: JobCost, slot: Micros, store: &Arc<dyn Store>) {
         let tail = self.tail.as_mut().filter(|_| self.under_way.len() < MAX_RETURNS);
-        let granted = tail.and_then(|tail| Some((Arc::clone(&tail.settings), tail.pop(lane, cost, slot)?)));
-        if let Some((settings, granted)) = granted {
-            let (number, cancel) = (self.tail_number, cancel(Arc::clone(store), settings, lane, granted));
-            self.under_way.push_back(Box::pin(async move { (number, cancel.await) }));
+        let granted = tail.and_then(|tail| {
+            let granted = tail.pop(lane, cost, slot)?;
+            Some((Arc::clone(&tail.settings), tail.in_lanes.clone(), granted))
+        });
+        if let Some((settings, in_lanes, granted)) = granted {
+            let cancel = cancel(Arc::clone(store), (settings, in_lanes), lane, granted);
+            let number = self.tail_number;
+            self.under_way.push_back(Box::pin(async move { (number, cancel.await.then_some(lane)) }));
         }
     }
 
@@ -71,14 +79,14 @@ impl Returns {
         self.under_way.is_empty()
     }
 
-    /// Waits for the outcome of the next return: whether the store took the slot. It waits forever if there is none.
-    /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> bool {
+    /// Waits for the outcome of the next return: the lane of the slot if the store took it. It waits forever if there is
+    /// none. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<LaneId> {
         // Tokio's cooperative budget could change their order. They are few.
         let Some((number, given_back)) = unconstrained(self.under_way.next()).await else {
             return std::future::pending().await;
         };
-        if !given_back {
+        if given_back.is_none() {
             // A later slot was taken, or the store is unavailable: the earlier slots of this tail cannot go back
             // either.
             self.tail = self.tail.take().filter(|_| number != self.tail_number);
@@ -89,27 +97,53 @@ impl Returns {
 
 impl Tail {
     pub(crate) fn new(
-        lane: LaneId,
+        (lane, in_lanes): (LaneId, Option<Arc<InLanes>>),
         settings: Arc<Settings>,
         costs: Vec<JobCost>,
         reserved: Reserved,
     ) -> Self {
-        Self { lane, settings, costs, slots: Slots::Reply(Box::new(reserved)) }
+        Self { lane, in_lanes, settings, costs, slots: Slots::Reply(Box::new(reserved)) }
     }
 
-    /// Returns the cost and the slot of each waiter that was granted one.
-    pub(crate) fn slots(&self) -> Vec<(JobCost, Micros)> {
-        match &self.slots {
-            Slots::Reply(reserved) => self.costs_of(reserved).zip(reserved.slots.iter().copied()).collect(),
-            Slots::Remaining(granted) => {
-                granted.iter().map(|(cost, granted)| (*cost, granted.slot)).collect()
+    /// Returns the lane, the cost and the slot of each waiter that was granted one, the last slot at the end.
+    pub(crate) fn slots(&self) -> Vec<(LaneId, JobCost, Micros)> {
+        let mut slots: Vec<(LaneId, JobCost, Micros)> = match &self.slots {
+            Slots::Reply(reserved) => {
+                let slots = self.lanes_and_costs_of(reserved).zip(reserved.slots.iter().copied());
+                slots.map(|((lane, cost), slot)| (lane, cost, slot)).collect()
             }
-        }
+            Slots::Remaining(granted) => {
+                granted.iter().map(|(lane, cost, granted)| (*lane, *cost, granted.slot)).collect()
+            }
+        };
+        slots.sort_by_key(|(.., slot)| *slot);
+        slots
     }
 
-    /// Returns the costs of the waiters that were granted slots.
-    fn costs_of<'a>(&'a self, reserved: &'a Reserved) -> impl Iterator<Item = JobCost> + 'a {
-        reserved.jobs().map(|job| self.costs.get(job).copied().unwrap_or_default())
+    /// Returns the lanes and costs of the waiters that were granted slots.
+    fn lanes_and_costs_of<'a>(
+        &'a self,
+        reserved: &'a Reserved,
+    ) -> impl Iterator<Item = (LaneId, JobCost)> + 'a {
+        reserved.jobs().map(|job| {
+            let lane = self.in_lanes.as_ref().and_then(|lanes| lanes.ids.get(job));
+            (lane.copied().unwrap_or(self.lane), self.costs.get(job).copied().unwrap_or_default())
+        })
+    }
+
+    /// Returns the data to give each slot of the reply back.
+    fn granted(&self, reserved: &Reserved) -> Vec<Granted> {
+        let settings = &self.settings;
+        let Some(in_lanes) = &self.in_lanes else {
+            let limits = settings.limits_of(self.lane);
+            return reserved.granted(limits, CallCosts::of(&self.costs, limits).costs());
+        };
+        let costs = in_lanes.costs(&self.costs);
+        let (sets, keys) = (in_lanes.sets(settings), in_lanes.keys());
+        let all = in_lanes.lanes(&sets, &keys);
+        let scope = Scope { downstream: &settings.downstream, key: "" };
+        let call = Reserve::new(scope, &settings.limits, Costs::Each(&costs), Duration::ZERO);
+        reserved.granted_in_lanes(&Reserve { lanes: Some(in_lanes.of_call(&all)), ..call })
     }
 
     fn is_empty(&self) -> bool {
@@ -122,28 +156,35 @@ impl Tail {
     /// Takes the last slot out if it has this instant, lane and cost. Slots of the same lane, instant and cost are
     /// interchangeable.
     fn pop(&mut self, lane: LaneId, cost: JobCost, slot: Micros) -> Option<Granted> {
-        if self.lane != lane {
+        if self.in_lanes.is_none() && self.lane != lane {
             return None;
         }
         if let Slots::Reply(reserved) = &self.slots {
-            let limits = self.settings.limits_of(lane);
-            let costs = self.costs_of(reserved);
-            let all = CallCosts::of(&self.costs, limits);
-            let granted = reserved.granted(limits, all.costs());
-            self.slots = Slots::Remaining(costs.zip(granted).collect());
+            let granted = self.lanes_and_costs_of(reserved).zip(self.granted(reserved));
+            let mut granted: Vec<_> = granted.map(|((lane, cost), granted)| (lane, cost, granted)).collect();
+            granted.sort_by_key(|(.., granted)| granted.slot);
+            self.slots = Slots::Remaining(granted);
         }
         let Slots::Remaining(granted) = &mut self.slots else { return None };
         granted
-            .pop_if(|(charged, granted)| *charged == cost && granted.slot == slot)
-            .map(|(_, granted)| granted)
+            .pop_if(|(of, charged, granted)| *of == lane && *charged == cost && granted.slot == slot)
+            .map(|(.., granted)| granted)
     }
 }
 
-async fn cancel(store: Arc<dyn Store>, settings: Arc<Settings>, lane: LaneId, granted: Granted) -> bool {
+async fn cancel(
+    store: Arc<dyn Store>,
+    (settings, in_lanes): (Arc<Settings>, Option<Arc<InLanes>>),
+    lane: LaneId,
+    granted: Granted,
+) -> bool {
+    let in_lanes = in_lanes.as_deref();
+    let set = in_lanes.and_then(|_| settings.own_set(lane));
+    let keys = in_lanes.map(|lanes| lanes.keys_of(lane)).unwrap_or_default();
     let call = Cancel {
         scope: Scope { downstream: &settings.downstream, key: "" },
-        limits: settings.limits_of(lane),
-        lane: None,
+        limits: if in_lanes.is_some() { &settings.limits } else { settings.limits_of(lane) },
+        lane: set.as_ref().map(|limits| Lane { limits, keys: &keys }),
         slot: granted.slot,
         charged: &granted.charged,
         before: &granted.before,

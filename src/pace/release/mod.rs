@@ -59,8 +59,8 @@ impl Tolerance {
     pub(crate) fn of(settings: &Settings) -> Self {
         match settings.on_limit {
             OnLimit::Wait => {
-                let interval = settings.lanes().map(LimitSet::spacing).min().unwrap_or_default();
-                let at_handover = settings.lanes().map(LimitSet::tolerance).min().unwrap_or_default();
+                let interval = settings.sets().map(LimitSet::spacing).min().unwrap_or_default();
+                let at_handover = settings.sets().map(LimitSet::tolerance).min().unwrap_or_default();
                 Self { at_handover, while_connecting: interval.saturating_sub(HAND_OVER).max(at_handover) }
             }
             // An allowed waiter is sent as soon as possible, since another check would charge it twice.

@@ -15,16 +15,20 @@ use tokio::time::Instant;
 
 use super::backlog::Backlog;
 use super::{LaneId, Settings, Waiter};
-use crate::limit::{Limit, LimitSet};
+use crate::limit::{Limit, LimitSet, MAX_BATCH};
 use crate::rate::Rate;
 use crate::store::Asker;
 
 mod batching;
 mod lane;
+mod lanes;
+mod next;
 mod turn_taking;
 
 use batching::{Batch, Batching};
 use lane::{LaneState, PassedOn, Sleep};
+pub(crate) use lanes::{Answer as LaneAnswer, Lanes};
+pub(crate) use next::{Next, Spacing};
 use turn_taking::SentTurn;
 pub(crate) use turn_taking::TurnTaking;
 
@@ -38,8 +42,11 @@ const SLACK: Duration = Duration::from_millis(2);
 /// The lanes of a downstream, with their scheduling state.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// The state of each lane.
+    /// The state of each lane; where lanes are made by keys, that of the downstream comes first, and the others mean
+    /// nothing.
     lanes: Vec<LaneState>,
+    /// The lanes by keys, if the downstream has any.
+    keyed: Option<Box<Lanes>>,
     /// The start tag of the latest grant to any lane.
     virtual_time: u64,
     /// This replica's place in the queue of turns.
@@ -56,49 +63,13 @@ pub(crate) struct Schedule {
     batch_delay_until: Option<Instant>,
 }
 
-/// The lane whose turn it is, and the bounds of the call for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Next {
-    pub(crate) lane: LaneId,
-    /// The highest rank that is taken: waiters of a lower priority wait behind the first waiter of another lane.
-    pub(crate) rank: u8,
-    /// How far ahead of now a slot may lie.
-    pub(crate) ahead: Duration,
-    /// Whether other lanes wait for slots that this lane could not use.
-    is_contended: bool,
-    /// The turn that the call is sent with.
-    turn: Option<SentTurn>,
-    /// The most units of the call.
-    max_units: u32,
-    /// Whether other lanes use the same turn afterwards.
-    goes_on: bool,
-}
-
-impl Next {
-    /// Whether the call is sent with a turn.
-    pub(crate) const fn has_turn(&self) -> bool {
-        self.turn.is_some()
-    }
-}
-
-/// The spacing of a lane's slots, according to an answer.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spacing {
-    /// The time from the last granted slot to the next one; zero means that the same instant has more slots. It is
-    /// `None` if none was granted and the next one is later than now.
-    pub(crate) apart: Option<Duration>,
-    /// The cost of the waiter that was granted the last slot.
-    pub(crate) last_cost: Option<u32>,
-    /// The spacing of further slots, if the answer has it.
-    pub(crate) announced: Option<Duration>,
-}
-
 impl Schedule {
     pub(crate) fn new(settings: &Settings) -> Self {
         let even = settings.limits.iter().filter(|limit| limit.burst() == 1);
         let spacing = even.map(Limit::rate).map(Rate::interval).max();
         Self {
-            lanes: settings.lanes().map(|limits| LaneState::new(limits, settings)).collect(),
+            lanes: settings.sets().map(|limits| LaneState::new(limits, settings)).collect(),
+            keyed: Lanes::new(settings).map(Box::new),
             virtual_time: 0,
             turns: TurnTaking::new(settings.horizon, &settings.limits),
             min_spacing: spacing.unwrap_or_default(),
@@ -118,6 +89,9 @@ impl Schedule {
             *lane = LaneState { start_tag: lane.start_tag, ..new };
             lane.batching.set_replicas(replicas);
         }
+        if let Some(keyed) = &mut self.keyed {
+            keyed.follow(settings);
+        }
         (self.min_spacing, self.mean_spacing) = (new.min_spacing, new.mean_spacing);
         if !keeps_turn {
             self.turns.follow(settings.horizon, &settings.limits);
@@ -127,7 +101,7 @@ impl Schedule {
 
     /// Returns the batching of this lane.
     pub(crate) fn batching(&self, lane: LaneId) -> &Batching {
-        &self.lanes[lane.row()].batching
+        &self.lanes[lane.set()].batching
     }
 
     /// This replica's place in the queue of turns.
@@ -141,7 +115,7 @@ impl Schedule {
 
     /// Returns how many slots to request for the `waiting`, of which `room` would find room at their slots.
     pub(crate) fn batch(&self, next: Next, waiting: usize, room: usize) -> Batch {
-        let lane = &self.lanes[next.lane.row()];
+        let lane = &self.lanes[next.lane.set()];
         // More slots of this lane would leave slots of the downstream between them unused.
         let only_one = next.is_contended && lane.slower_than_downstream && !lane.batching.is_burst();
         lane.batching.batch(if only_one { waiting.min(1) } else { waiting }, room, next.max_units)
@@ -150,7 +124,7 @@ impl Schedule {
     /// Whether to delay the call for this batch, or to make none.
     pub(crate) fn delays(&mut self, lane: LaneId, batch: Batch, now: Instant) -> bool {
         if batch.count > 0 && batch.is_scarce {
-            let delay = self.lanes[lane.row()].batching.batch_delay();
+            let delay = self.lanes[lane.set()].batching.batch_delay();
             if now < *self.batch_delay_until.get_or_insert(now + delay) {
                 return true;
             }
@@ -179,14 +153,23 @@ impl Schedule {
         self.lanes.iter_mut().for_each(|lane| lane.batching.set_replicas(replicas));
     }
 
+    /// Takes in which lanes by keys have new waiters, and which may be called for; to be called before
+    /// [`Schedule::next`].
+    pub(crate) fn refresh<W: Waiter>(&mut self, backlog: &mut Backlog<W>, now: Instant) {
+        if let Some(keyed) = &mut self.keyed {
+            keyed.refresh(backlog, now, now.max(self.next_slot));
+        }
+    }
+
     /// Returns the lane whose turn it is, if any has waiters and may be called for.
     pub(crate) fn next<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> Option<Next> {
-        if let [_] = self.lanes[..] {
+        let is_keyed = self.keyed.as_ref().map(|keyed| keyed.has_ready());
+        if is_keyed.is_some() || self.lanes.len() == 1 {
             let lane = LaneId::DOWNSTREAM;
             let (turn, max_units, ahead) = self.reach(lane, now);
             let (rank, is_contended, goes_on) = (u8::MAX, false, false);
             let next = Next { lane, rank, ahead, is_contended, turn, max_units, goes_on };
-            return backlog.first(lane).map(|_| next);
+            return is_keyed.unwrap_or_else(|| backlog.first(lane).is_some()).then_some(next);
         }
         let base = now.max(self.next_slot);
         let may_ask = |lane: &LaneState| lane.sleeping.is_none_or(|sleep| sleep.ask_at <= now);
@@ -220,6 +203,9 @@ impl Schedule {
 
     /// Returns the number of waiters that may have a slot as soon as the downstream has one.
     pub(crate) fn waiting<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> u64 {
+        if let Some(keyed) = &self.keyed {
+            return keyed.waiting(backlog, MAX_BATCH as u64);
+        }
         let base = now.max(self.next_slot);
         let awake = self.all().filter(|(_, state)| state.is_awake_at(base));
         awake.map(|(lane, _)| backlog.ready(lane) as u64).sum()
@@ -254,7 +240,7 @@ impl Schedule {
         (now, base): (Instant, Instant),
         reach: Duration,
     ) -> Duration {
-        let own = if lane == LaneId::DOWNSTREAM || !self.lanes[lane.row()].slower_than_downstream {
+        let own = if lane == LaneId::DOWNSTREAM || !self.lanes[lane.set()].slower_than_downstream {
             // The downstream's limits determine its slots, so that none is skipped.
             reach
         } else if is_contended {
@@ -276,6 +262,9 @@ impl Schedule {
 
     /// Returns when slots may be requested for a lane with waiters, `since` at the earliest.
     pub(crate) fn wake_at<W: Waiter>(&self, backlog: &Backlog<W>, since: Instant) -> Option<Instant> {
+        if let Some(keyed) = &self.keyed {
+            return keyed.wake_at(backlog, since);
+        }
         let ready = self.all().filter(|(lane, _)| backlog.ready(*lane) > 0);
         let ask_at = |state: &LaneState| {
             let asleep = state.sleeping.filter(|sleep| sleep.until > self.next_slot);
@@ -286,7 +275,7 @@ impl Schedule {
 
     /// Records that units were granted to a lane and, if slots are known, the latest slot and the cost of its waiter.
     pub(crate) fn on_granted(&mut self, lane: LaneId, units: u64, last: Option<(Instant, u32)>) {
-        let lane = &mut self.lanes[lane.row()];
+        let lane = &mut self.lanes[lane.set()];
         if units > 0 {
             self.virtual_time = lane.start_tag.max(self.virtual_time);
             lane.start_tag = self.virtual_time.saturating_add(units);
@@ -304,12 +293,12 @@ impl Schedule {
     /// Records the downstream's next slot, which a call for `lane` was answered.
     pub(crate) fn on_next_slot(&mut self, lane: LaneId, slot: Instant) {
         self.next_slot = self.next_slot.max(slot);
-        self.lanes[lane.row()].sleeping = None;
+        self.lanes[lane.set()].sleeping = None;
     }
 
     /// Records the spacing of a lane's slots from an answer.
     pub(crate) fn on_spacing(&mut self, lane: LaneId, spacing: Spacing) {
-        let lane = &mut self.lanes[lane.row()];
+        let lane = &mut self.lanes[lane.set()];
         if let (Some(apart), Some(cost)) = (spacing.apart, spacing.last_cost) {
             lane.slower_than_downstream = apart > self.mean_spacing.saturating_mul(cost);
         }
@@ -319,14 +308,17 @@ impl Schedule {
     /// Has a lane sleep until its next slot, which its own limits determine.
     pub(crate) fn sleep(&mut self, lane: LaneId, until: Instant) {
         let lead = self.lead();
-        let lane = &mut self.lanes[lane.row()];
+        let lane = &mut self.lanes[lane.set()];
         let ask_at = until.checked_sub(lead).unwrap_or(until) + lane.batching.jitter(lead / 2);
         lane.sleeping = Some(Sleep { until, ask_at });
     }
 
     /// Returns the instant until which a lane sleeps, if it does.
     pub(crate) fn sleeps_until(&self, lane: LaneId) -> Option<Instant> {
-        self.lanes[lane.row()].sleeping.map(|sleep| sleep.until)
+        if let Some(keyed) = &self.keyed {
+            return keyed.sleeps_until(lane);
+        }
+        self.lanes[lane.set()].sleeping.map(|sleep| sleep.until)
     }
 
     /// Returns an estimate of the next slot of a lane: when the downstream has one, and the lane does not sleep.
@@ -337,13 +329,13 @@ impl Schedule {
     /// Returns the waiters of a lane that were passed on to wait elsewhere and have no slot yet, if the lane's slots begin
     /// at `start` and are this far apart.
     pub(crate) fn passed_on(&mut self, lane: LaneId, start: Instant, apart: Duration) -> PassedOn {
-        let passed_on = &mut self.lanes[lane.row()].passed_on;
+        let passed_on = &mut self.lanes[lane.set()].passed_on;
         *passed_on.insert(passed_on.unwrap_or(PassedOn::nobody(start)).less_released(start, apart))
     }
 
     /// Records that the waiter of a lane with this position in the order of arrival is passed on.
     pub(crate) fn pass_on(&mut self, lane: LaneId, seq: u64) {
-        let passed_on = &mut self.lanes[lane.row()].passed_on;
+        let passed_on = &mut self.lanes[lane.set()].passed_on;
         *passed_on = passed_on.map(|others| others.with(seq));
     }
 
@@ -352,8 +344,33 @@ impl Schedule {
         self.lanes.iter_mut().for_each(|lane| lane.passed_on = None);
     }
 
+    /// The lanes by keys, if the downstream has any.
+    pub(crate) fn keyed(&self) -> Option<&Lanes> {
+        self.keyed.as_deref()
+    }
+
+    pub(crate) fn keyed_mut(&mut self) -> Option<&mut Lanes> {
+        self.keyed.as_deref_mut()
+    }
+
     /// Forgets the estimates of slots, since the store's slots have changed. The turn is kept.
     pub(crate) fn forget(&mut self) {
+        self.forget_shared_slots();
+        if let Some(keyed) = &mut self.keyed {
+            keyed.forget();
+        }
+    }
+
+    /// Forgets the estimates of slots that one which went back to the store makes void. Of lanes by keys there may be very
+    /// many: the limits of those other than `lane` allow no more than before.
+    pub(crate) fn forget_slots_of(&mut self, lane: LaneId) {
+        self.forget_shared_slots();
+        if let Some(keyed) = &mut self.keyed {
+            keyed.forget_limits_of(lane);
+        }
+    }
+
+    fn forget_shared_slots(&mut self) {
         self.next_slot = Instant::now();
         self.lanes.iter_mut().for_each(|lane| (lane.sleeping, lane.barred) = (None, None));
         self.bars_lifted = true;
@@ -366,12 +383,12 @@ impl Schedule {
 
     /// Bars waiters of this lane with at least this cost until a window ends.
     pub(crate) fn bar(&mut self, lane: LaneId, cost: u32, ends: Instant) {
-        self.lanes[lane.row()].barred = Some((cost, ends));
+        self.lanes[lane.set()].barred = Some((cost, ends));
     }
 
     /// Returns the end of the window for which a waiter of this cost waits, if a call does not reach it.
     pub(crate) fn barred(&self, lane: LaneId, cost: u32, reaches: Instant) -> Option<Instant> {
-        let barred = self.lanes[lane.row()].barred;
+        let barred = self.lanes[lane.set()].barred;
         barred.filter(|(least, ends)| cost >= *least && *ends > reaches).map(|(_, ends)| ends)
     }
 }

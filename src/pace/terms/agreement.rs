@@ -21,14 +21,16 @@
 //! Independent of the state, a replica proposes its own limits after its start and after each reload, until the store
 //! has them or others turn out to stay in force. Meanwhile it follows the limits in force.
 
+mod effective;
 mod overrides;
+
+use effective::effective;
 
 use crate::limit::LimitError;
 use crate::pace::Settings;
 use crate::store::Status;
 use crate::terms::{Load, Replica, Terms, TermsError};
 use crate::time::Micros;
-use overrides::effective;
 
 /// One replica's knowledge of the terms in force, and its proposal.
 #[derive(Debug)]

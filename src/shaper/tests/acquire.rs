@@ -257,7 +257,7 @@ async fn a_queue_is_full_for_its_own_plan_only() {
     };
     let given = Settings {
         plans: vec![plan("free", "1/s"), plan("paid", "50/s")],
-        prefetch: None,
+        of_jobs: crate::pace::JobSettings::default(),
         ..crate::pace::tests::settings("100/s")
     };
     let builder = ShaperBuilder::of_settings(given, LaneId::of_plan(Some(1)), Precision::Coarse);

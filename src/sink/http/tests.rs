@@ -7,7 +7,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
-use crate::job::{Content, Cost, Reason, ReplyTo, Request, Times};
+use crate::job::{Content, Cost, JobLane, Reason, ReplyTo, Request, Times};
 use crate::sink::{AnswerPolicy, AnswerRule, BodyMatch, Closing, Meaning, Peer, Receipt, Response, Statuses};
 
 mod age;
@@ -74,7 +74,7 @@ fn slow_down() -> AnswerPolicy {
 fn job() -> Job {
     Job {
         id: "job-1".to_owned(),
-        lane: String::new(),
+        lane: JobLane::default(),
         plan: None,
         cost: Cost { units: 1, own: Vec::new() },
         priority: 0,

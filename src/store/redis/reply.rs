@@ -192,6 +192,9 @@ impl Reply {
             return Err(format!("{} jobs in {} numbers", self.granted, self.outcomes.len()));
         }
         let in_lanes = call.lanes.map(|lanes| lanes.charges(call.limits, call.costs));
+        if let Some(charges) = in_lanes.as_ref().filter(|charges| charges.len() < pairs.len()) {
+            return Err(format!("{} jobs of {}", pairs.len(), charges.len()));
+        }
         let mut plan = Plan { refused: self.refused, ..Plan::default() };
         for (job, &[slot, charge]) in pairs.iter().enumerate() {
             let slot = Micros(slot);
@@ -364,3 +367,6 @@ pub(super) fn tombstones((stamp, numbers, ids): TombstonesReply) -> Result<Optio
 fn charged(bits: i64) -> Result<Charge, String> {
     u32::try_from(bits).map(Charge).map_err(|_| format!("the charge {bits}"))
 }
+
+#[cfg(test)]
+mod tests;

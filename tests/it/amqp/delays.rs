@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use lapin::types::{AMQPValue, FieldTable};
 use paced::LimitSet;
 use paced::dispatch::{self, Backoff, Dispatcher, OnLimit, OnUnavailable, RetryPolicy, ThreadClock};
-use paced::job::{CostBound, Job, METHODS, MaxCost, ReplyRules, Rules};
+use paced::job::{CostBound, Job, JobLanes, METHODS, MaxCost, ReplyRules, Rules};
 use paced::sink::{Handover, Outcome, Sink};
 use paced::store::{BoxFuture, MemoryStore};
 use paced::time::{Micros, wall_now};
@@ -70,6 +70,7 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
         downstream: "billing".into(),
         limits: LimitSet::new(vec![limit]).unwrap(),
         plans: Vec::new(),
+        lanes: None,
         on_limit: OnLimit::Wait,
         horizon: Duration::from_millis(100),
         concurrency: 64,
@@ -90,7 +91,7 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
             max_cost: MaxCost { units: 1, bound: CostBound::Given, given: Some(1) },
             costs: Vec::new(),
             plans: Vec::new(),
-            default_plan: None,
+            lanes: JobLanes::default(),
             reply: ReplyRules::default(),
         },
         linger: Duration::ZERO,

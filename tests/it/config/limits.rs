@@ -422,6 +422,8 @@ fn what_the_default_file_comments_out_is_right_too() {
             ]
             .iter()
             .any(|start| line.starts_with(start))
+                // No limit has a cost of its own where there are lanes.
+                && !line.contains("per = [")
         });
         bare.push_str(stripped.unwrap_or(line));
         bare.push('\n');
@@ -430,13 +432,21 @@ fn what_the_default_file_comments_out_is_right_too() {
     let billing = &settings.downstreams["billing"];
     assert_eq!((billing.limits.len(), billing.plans.len()), (9, 1));
     assert_eq!(billing.lanes.default_plan.as_deref(), Some("free"));
+    let lanes = text.split("[downstreams.billing.lanes]\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let starts = ["by = ", "fair_by = ", "limits = [", "weights = "];
+    let lanes = lanes.lines().filter_map(|line| line.strip_prefix("# "));
+    let lanes: Vec<&str> = lanes.filter(|line| starts.iter().any(|start| line.starts_with(start))).collect();
+    let a = Scene::new(&format!("{LEAST}[downstreams.a.lanes]\n{}\n", lanes.join("\n"))).right().settings;
+    let rules = a.downstreams["a"].lanes.rules.clone().unwrap();
+    assert_eq!((lanes.len(), rules.per.len(), rules.weights["acme"]), (4, 1, 5));
 }
 
 #[test]
 fn the_examples_mean_what_they_say() {
     let plans = load_shipped("examples/plans.toml", &[]).settings;
     let billing = &plans.downstreams["billing"];
-    assert_eq!((billing.plans.len(), billing.default_plan()), (2, Some(0)));
+    assert_eq!((billing.plan_rules().len(), billing.default_plan()), (3, Some(0)), "those of lanes too");
+    assert_eq!(billing.lanes.parts, [paced::job::LanePart::Lane]);
     let quotas = load_shipped("examples/quotas.toml", &[]).settings;
     let names: Vec<&str> = quotas.downstreams["geocoder"].limits.iter().map(Limit::name).collect();
     assert_eq!(names, ["leaky-bucket-0", "sliding-log-1", "quota-2"]);

@@ -353,7 +353,11 @@ fn unknown_keys_come_with_the_nearest_known_one() {
             "downstreams.a.limits[0].burts",
             "did you mean `burst`?",
         ),
-        ("lanes.by = 1", "downstreams.a.lanes.by", "known here are `default_plan`"),
+        (
+            "lanes.spill = true",
+            "downstreams.a.lanes.spill",
+            "known here are `by`, `default_plan`, `fair_by`, `limits`, `max_lanes`, `weights`",
+        ),
         (
             "[lanes]",
             "lanes",

@@ -212,3 +212,77 @@ fn headers_in_files_count_together_with_the_host_that_they_were_written_for() {
     assert_eq!(restart, owned(&["downstreams.a.http.base_url"]));
     assert_eq!(parts(&loaded)[0], "http://new/");
 }
+
+const LANES: &str = "\
+[plans.free]
+limits = [{ rate = '1/s' }]
+[plans.pro]
+limits = [{ rate = '5/s' }]
+[downstreams.a]
+rate = '50/s'
+http.base_url = 'http://localhost/'
+[downstreams.a.lanes]
+by = { tenant = 'header:paced-lane', end = 'routing-key:2' }
+fair_by = 'tenant'
+limits = [{ rate = '7/s', per = ['tenant'] }]
+weights = { acme = 2 }
+";
+
+/// Limits of lanes would hold for all jobs of a plan, or be two states, until the restart.
+#[test]
+fn where_lanes_come_or_go_or_have_other_states_their_limits_wait_for_the_restart() {
+    let [by, fair_by, rest] = [
+        "by = { tenant = 'header:paced-lane', end = 'routing-key:2' }\n",
+        "fair_by = 'tenant'\n",
+        "limits = [{ rate = '7/s', per = ['tenant'] }]\nweights = { acme = 2 }\n",
+    ];
+    let (with, without) = (
+        LANES.to_owned(),
+        [by, fair_by, rest].iter().fold(LANES.to_owned(), |text, part| text.replace(part, "")),
+    );
+    let cases: [(&str, String); 5] = [
+        ("lanes come", with.replace("'50/s'", "'60/s'").replace("'5/s'", "'6/s'")),
+        ("lanes go", without.replace("'50/s'", "'60/s'").replace("'5/s'", "'6/s'")),
+        ("of other values", with.replace("routing-key:2", "routing-key:3").replace("'7/s'", "'8/s'")),
+        ("shared by others", with.replace("fair_by = 'tenant'", "fair_by = 'end'").replace("'5/s'", "'6/s'")),
+        ("per others", with.replace("per = ['tenant']", "per = ['end']").replace("'50/s'", "'60/s'")),
+    ];
+    for (what, new) in cases {
+        let old = if what == "lanes come" { &without } else { &with };
+        let (old, new) = (Scene::new(old).right(), Scene::new(&new).right());
+        let reload = old.reload(&new);
+        let shown = |loaded: &Loaded| {
+            let a = &loaded.settings.downstreams["a"];
+            format!("{:?} {:?} {:?}", a.limits, a.plans, a.lanes)
+        };
+        assert_eq!(shown(&reload.loaded), shown(&old), "{what}");
+        assert_eq!(reload.changed, [""; 0], "{what}");
+        assert!(
+            reload.restart.iter().any(|key| key.starts_with("downstreams.a.lanes.")),
+            "{what}: {:?}",
+            reload.restart
+        );
+    }
+}
+
+#[test]
+fn limits_and_weights_of_lanes_that_stay_count_at_once() {
+    let edits =
+        [("'7/s'", "'8/s'"), ("acme = 2", "acme = 3"), ("[plans.pro]\nlimits = [{ rate = '5/s' }]\n", "")];
+    let reload = reload(LANES, &edits);
+    assert_eq!(reload.changed, ["downstreams.a.lanes.limits", "downstreams.a.lanes.weights.acme"]);
+    assert_eq!(reload.restart, ["plans.pro"]);
+    let a = &reload.loaded.settings.downstreams["a"];
+    assert_eq!(a.lanes.rules.as_ref().unwrap().weights["acme"], 3);
+    // The limits of lanes have the same numbers in all plans, also in one that stays until the restart.
+    let rates =
+        |place: usize| a.plans[place].limits.iter().map(|limit| limit.rate().to_string()).collect::<Vec<_>>();
+    assert_eq!(
+        (rates(0), rates(1), rates(2)),
+        (
+            ["50/s", "8/s", "1/s"].map(str::to_owned).to_vec(),
+            ["50/s", "8/s", "5/s"].map(str::to_owned).to_vec(),
+            ["50/s", "8/s"].map(str::to_owned).to_vec(),
+        )
+    );
+}

@@ -65,7 +65,8 @@ fn a_limit_that_another_one_makes_moot() {
     let plan = "[plans.free]\nlimits = [{ rate = '5/s' }, { rate = '5/m' }]\n";
     let expected =
         "paced.toml:5:11: plans.free.limits[0]: warning: no effect, since `leaky-bucket-1` never allows more";
-    let lines = lines(Scene::new(&format!("{LEAST}{plan}")));
+    let by = "[downstreams.a.lanes]\nby = { tenant = 'plan' }\n";
+    let lines = lines(Scene::new(&format!("{LEAST}{plan}{by}")));
     assert!(lines.len() == 1 && lines[0].starts_with(expected), "{lines:?}");
 }
 

@@ -86,6 +86,12 @@ pub(super) const WRONG: &[(&str, &str)] = &[
         "[{ body = { pointer = \"/code\", equals = [1] }, is = \"retry\" }]",
     ),
     ("downstreams.billing.retry.answers", "[{ status = 409, is = \"retry\", wait = \"soon\" }]"),
+    ("downstreams.billing.lanes.by", "{ tenant = \"header:x-tenant\" }"),
+    ("downstreams.billing.lanes.by", "{ tenant = \"routing-key:1\" }"),
+    ("downstreams.billing.lanes.by", "{ Tenant = \"plan\" }"),
+    ("downstreams.billing.lanes", "{ by.tenant = \"plan\", weights.acme = 0 }"),
+    ("downstreams.billing.lanes", "{ by.tenant = \"plan\", max_lanes = 0 }"),
+    ("downstreams.billing.lanes", "{ by.tenant = \"plan\", limits = [{ rate = \"5\" }] }"),
 ];
 
 /// Values of each form that their key takes.
@@ -122,6 +128,12 @@ pub(super) const RIGHT: &[(&str, &str)] = &[
     ("downstreams.billing.http.allow_headers", "[\"X-Request-Id\"]"),
     ("downstreams.billing.retry.on", "[500, \"501\", \"502-504\", \"5xx\"]"),
     ("downstreams.billing.retry.status", "{ 503 = {}, \"504-505\" = { max_attempts = 3 } }"),
+    ("downstreams.billing.lanes.by", "{ tenant = \"header:paced-lane\" }"),
+    ("downstreams.billing.lanes.by", "{ a_1 = \"routing-key:99\" }"),
+    (
+        "downstreams.billing.lanes",
+        "{ by.t = \"plan\", weights.\"a b\" = 1000000, limits = [{ rate = \"5/s\", per = [\"t\"] }], max_lanes = 1 }",
+    ),
     ("downstreams.billing.retry.answers", "[]"),
     (
         "downstreams.billing.retry.answers",

@@ -21,8 +21,9 @@ pub(in crate::dispatch) struct FlakyStore {
     pub(in crate::dispatch) farther: AtomicU64,
     pub(in crate::dispatch) away: AtomicBool,
     pub(in crate::dispatch) faults: Faults,
-    /// The number of reserve calls.
+    /// The number of reserve calls, and the most slots that one was granted.
     pub(in crate::dispatch) calls: AtomicUsize,
+    pub(in crate::dispatch) most_granted: AtomicUsize,
     /// The number of calls about records.
     pub(in crate::dispatch) record_calls: AtomicUsize,
     /// The number of calls about tombstones.
@@ -51,6 +52,7 @@ impl FlakyStore {
             away,
             faults,
             calls,
+            most_granted: AtomicUsize::new(0),
             record_calls,
             tombstone_calls,
         }
@@ -99,6 +101,8 @@ impl Store for FlakyStore {
             self.enter(&self.calls)?;
             self.travel().await;
             let answer = self.inner().reserve(call).await;
+            let granted = answer.as_ref().map_or(0, |reserved| reserved.slots.len());
+            self.most_granted.fetch_max(granted, Ordering::SeqCst);
             self.travel().await;
             answer
         })

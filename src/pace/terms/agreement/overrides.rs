@@ -1,9 +1,9 @@
 //! The limits that terms have at an instant: rates that operators set for a while end, with or without the store.
 
 use super::Agreement;
-use crate::limit::{LimitError, LimitSet};
-use crate::pace::{PlanLimits, Settings};
-use crate::terms::{Replica, Terms};
+use super::effective::effective;
+use crate::pace::Settings;
+use crate::terms::Replica;
 use crate::time::Micros;
 
 impl Agreement {
@@ -32,22 +32,4 @@ impl Agreement {
         let known = self.known.as_ref().filter(|known| known.terms.expired(now).is_some())?;
         effective(&self.given, &known.terms, now).ok().map(Settings::policing)
     }
-}
-
-/// Returns the settings under these terms. A plan that the terms do not have keeps its own limits behind the
-/// downstream's.
-pub(super) fn effective(given: &Settings, terms: &Terms, now: Micros) -> Result<Settings, LimitError> {
-    let (limits, mut plans) = terms.effective(now);
-    let plans = given.plans.iter().map(|plan| {
-        let set = match plans.remove(&plan.name) {
-            Some(set) => set,
-            None => {
-                let own = plan.limits.listed().skip(given.limits.given());
-                LimitSet::new(limits.listed().chain(own).cloned().collect())?
-            }
-        };
-        Ok(PlanLimits { name: plan.name.clone(), limits: set })
-    });
-    let plans = plans.collect::<Result<_, LimitError>>()?;
-    Ok(Settings { limits, plans, ..given.clone() })
 }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::job::{CostBound, METHODS, MaxCost, Message, ReplyRules, Rules, Value, decode};
+use crate::job::{CostBound, JobLanes, METHODS, MaxCost, Message, ReplyRules, Rules, Value, decode};
 
 fn base(text: &str) -> Base {
     Base::parse(text).expect(text).0
@@ -18,7 +18,7 @@ fn joined(base: &Base, path: &str, encoded_slash: bool) -> Option<String> {
         max_cost: MaxCost { units: 1, bound: CostBound::Given, given: None },
         costs: Vec::new(),
         plans: Vec::new(),
-        default_plan: None,
+        lanes: JobLanes::default(),
         reply: ReplyRules::default(),
     };
     let headers = vec![("paced-path".to_owned(), Value::Text(path.to_owned().into()))];

@@ -103,8 +103,10 @@ fn the_states_of_lanes_are_kept() {
         let of = [run % 2, run % 2, 2].map(|lane| Some(u16::try_from(lane).unwrap()));
         let scope = Scope { downstream: "d", key: "" };
         let call = Reserve::new(scope, &own, Costs::Each(&[1; 3]), Duration::from_millis(100));
-        let call =
-            Reserve { lanes: Some(Lanes { all: &lanes, of: &of, lead: Duration::from_millis(20) }), ..call };
+        let call = Reserve {
+            lanes: Some(Lanes { all: &lanes, of: &of, lead: Duration::from_millis(20), most: 3 }),
+            ..call
+        };
         let mut answer = bench.store.reserve(call);
         let reserved = (&mut answer).now_or_never().unwrap_or_else(|| {
             bench.writer.step(&bench.store.journal.take()).unwrap();

@@ -1,0 +1,98 @@
+//! What makes the lanes of a downstream, and whose state each of their limits has.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// The lanes of a downstream: a lane is one combination of the values that some named parts of jobs have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneRules {
+    /// The names of the parts, in the order of the values of a job's key; at least one.
+    pub parts: Vec<String>,
+    /// The part whose values share the downstream's slots, as an index into `parts`.
+    pub fair_by: usize,
+    /// The parts whose values have a state of their own, as indices into `parts`, for each limit of lanes by its name. A limit
+    /// of a plan that is not named here has one for each value of `fair_by`, and any other limit one for each lane.
+    pub per: BTreeMap<String, Vec<usize>>,
+    /// How much more than others values of `fair_by` get; 1 where they are not named.
+    pub weights: BTreeMap<String, u32>,
+    /// The share of turns that goes to the lowest priority that waits, in millionths.
+    pub starvation_guard: u32,
+    /// The most lanes that this replica has at one time: the jobs of others share one lane.
+    pub max_lanes: usize,
+}
+
+impl Default for LaneRules {
+    /// No parts, all of one weight, and no share for the lowest priority.
+    fn default() -> Self {
+        Self {
+            parts: vec![],
+            fair_by: 0,
+            per: BTreeMap::new(),
+            weights: BTreeMap::new(),
+            starvation_guard: 0,
+            max_lanes: 1_000_000,
+        }
+    }
+}
+
+impl LaneRules {
+    /// The prefix of the names of limits of lanes.
+    pub(crate) const OF_LANES: &'static str = "lane.";
+
+    /// The prefix of the names of limits of plans.
+    pub(crate) const OF_PLAN: &'static str = "plan.";
+
+    /// Whether lanes have the same states under these rules as under others.
+    pub fn has_same_states(&self, other: &Self) -> bool {
+        (&self.parts, self.fair_by, &self.per) == (&other.parts, other.fair_by, &other.per)
+    }
+
+    /// Returns the key of the state that this limit has for a lane with these values.
+    pub(crate) fn key(&self, limit: &str, values: &[String]) -> String {
+        let (all, fair) = (0..self.parts.len(), [self.fair_by]);
+        let mut key = String::new();
+        let mut put = |part: usize| {
+            let separator = if key.is_empty() { "" } else { "&" };
+            let value = values.get(part).map_or("", String::as_str);
+            let value = value.replace('%', "%25").replace('&', "%26");
+            // Writing to a string cannot fail.
+            let _ = write!(key, "{separator}{}={value}", self.parts[part]);
+        };
+        match self.per.get(limit) {
+            Some(parts) => parts.iter().for_each(|part| put(*part)),
+            None if limit.starts_with(Self::OF_PLAN) => fair.into_iter().for_each(&mut put),
+            None => all.for_each(&mut put),
+        }
+        key
+    }
+
+    /// Returns the value by which a lane with these values shares.
+    pub(crate) fn fair_value<'v>(&self, values: &'v [String]) -> &'v str {
+        values.get(self.fair_by).map_or("", String::as_str)
+    }
+
+    /// Returns the weight of a value.
+    pub(crate) fn weight(&self, value: &str) -> u32 {
+        self.weights.get(value).copied().unwrap_or(1).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_has_one_state_for_each_lane_or_for_each_value_of_some_parts() {
+        let texts = |texts: [&str; 2]| texts.map(str::to_owned).to_vec();
+        let per = BTreeMap::from([("lane.t".to_owned(), vec![1])]);
+        let rules =
+            LaneRules { parts: texts(["endpoint", "tenant"]), fair_by: 1, per, ..LaneRules::default() };
+        let key = |limit, values: [&str; 2]| rules.key(limit, &texts(values));
+        assert_eq!(key("lane.t", ["a", "acme"]), "tenant=acme");
+        assert_eq!(key("lane.l", ["a", "acme"]), "endpoint=a&tenant=acme");
+        assert_eq!(key("plan.free.l", ["a", "acme"]), "tenant=acme");
+        assert_eq!(key("lane.t", ["a", ""]), "tenant=", "a job without a value has a state too");
+        assert_ne!(key("lane.l", ["a&tenant=b", "c"]), key("lane.l", ["a", "b&tenant=c"]));
+        assert_ne!(key("lane.l", ["a%26", "c"]), key("lane.l", ["a&", "c"]));
+    }
+}

@@ -1,0 +1,386 @@
+//! The lanes of a downstream by keys of jobs: whose turn it is, and for which of them slots are requested. It is pure.
+//!
+//! A lane is in one place: it waits for its turn in its class ([`fair`]), it waits for a state of one of its limits that
+//! allows nothing now ([`states`]), or it has no jobs that wait. The lanes of one state sleep as one: when it wakes, as
+//! many of them are offered as it can allow.
+//!
+//! Lanes of a class, and those that wait for a state, take turns: the lane that was granted something longest ago goes
+//! first. So one that is offered and refused loses nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::limit::Limit;
+use crate::pace::backlog::Backlog;
+use crate::pace::lanes::LaneRules;
+use crate::pace::{LaneId, Settings, Waiter};
+pub(crate) use call::Answer;
+use call::Offered;
+use fair::{Classes, RANKS};
+use known::Known;
+use states::States;
+
+mod call;
+mod fair;
+mod known;
+mod states;
+mod waits;
+
+/// The lanes of a downstream.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    rules: Arc<LaneRules>,
+    /// The limits that lanes have besides the downstream's: without a plan, and by plan.
+    sets: Vec<Vec<Limit>>,
+    known: Known,
+    all: Vec<Lane>,
+    /// The highest turn.
+    turn: u64,
+    classes: Classes,
+    states: States,
+    asking: Asking,
+}
+
+/// The requests for slots.
+#[derive(Debug)]
+struct Asking {
+    horizon: Duration,
+    /// How long before a slot that a lane's own limits determine it is requested.
+    lead: Duration,
+    /// The jobs in the call in hand, in its order.
+    offered: Vec<Offered>,
+    /// What the call in hand leaves due to the lowest priority.
+    spare: Option<u64>,
+    /// What reading its states costs the store.
+    weight: usize,
+    /// How many times as many jobs are offered, since many were refused while slots stayed free.
+    growth: usize,
+    /// When the last call was made.
+    asked: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    set: usize,
+    class: usize,
+    /// The states of its limits, in the order of its set.
+    states: Vec<usize>,
+    place: Place,
+    /// Its turn among others: lanes with lower ones go first.
+    turn: u64,
+    /// The number of its jobs in the call in hand.
+    offered: usize,
+}
+
+/// Where a lane is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// It has no jobs that wait, or the call in hand has them.
+    #[default]
+    Idle,
+    /// It waits for its turn.
+    Ready { rank: usize },
+    /// It waits for a state.
+    Waiting { state: usize, rank: usize },
+    /// It is gone.
+    Gone,
+}
+
+impl Lanes {
+    /// Returns the lanes of a downstream that has any.
+    pub(crate) fn new(settings: &Settings) -> Option<Self> {
+        let rules = Arc::clone(settings.of_jobs.lanes.as_ref()?);
+        Some(Self {
+            sets: sets(settings),
+            known: Known::default(),
+            all: Vec::new(),
+            turn: 0,
+            classes: Classes::new(rules.starvation_guard),
+            states: States::default(),
+            asking: Asking {
+                horizon: settings.horizon,
+                lead: super::LEAD.min(settings.horizon / 2),
+                offered: Vec::new(),
+                spare: None,
+                weight: 0,
+                growth: 1,
+                asked: None,
+            },
+            rules,
+        })
+    }
+
+    /// Returns how long before a slot that a lane's own limits determine it is requested.
+    pub(crate) const fn lead(&self) -> Duration {
+        self.asking.lead
+    }
+
+    /// Applies other limits; lanes keep their jobs, turns and tags. Estimates of their limits are void.
+    pub(crate) fn follow(&mut self, settings: &Settings) {
+        let Some(rules) = &settings.of_jobs.lanes else { return };
+        let has_same_states = self.rules.has_same_states(rules);
+        self.rules = Arc::clone(rules);
+        self.classes.weigh(|value| rules.weight(value));
+        let sets = sets(settings);
+        let has_same_horizon = self.asking.horizon == settings.horizon;
+        self.asking.horizon = settings.horizon;
+        self.asking.lead = super::LEAD.min(settings.horizon / 2);
+        if has_same_states && has_same_horizon && self.sets == sets {
+            return self.forget();
+        }
+        self.end();
+        self.states.wake_all();
+        self.states.forget_passed_on();
+        self.sets = sets;
+        for (lane, values) in self.known.all() {
+            let rank = self.take_out(lane);
+            let states = self.join_states(self.all[lane].set, &values);
+            let old = std::mem::replace(&mut self.all[lane].states, states);
+            old.into_iter().for_each(|state| self.states.leave(state));
+            rank.into_iter().for_each(|rank| self.make_ready(lane, rank));
+        }
+    }
+
+    /// Returns the lane of jobs with these values under the limits of this set. The values are replaced by those of the lane,
+    /// which lives as long as jobs have them. Unless it `may_forget` now, lanes without jobs are forgotten later.
+    pub(crate) fn lane(&mut self, of: LaneId, values: &mut Arc<[String]>, may_forget: bool) -> LaneId {
+        let set = of.set().min(self.sets.len() - 1);
+        if let Some(lane) = self.known.find(set, values) {
+            return of.in_row(self.row(lane));
+        }
+        if may_forget && self.known.is_to_sweep(self.rules.max_lanes) {
+            self.sweep();
+        }
+        if self.known.len() >= self.rules.max_lanes && !values.iter().all(String::is_empty) {
+            *values = vec![String::new(); self.rules.parts.len()].into();
+            return self.lane(of, values, may_forget);
+        }
+        let value = self.rules.fair_value(values).to_owned();
+        let class = self.classes.join(&value, self.rules.weight(&value));
+        let states = self.join_states(set, values);
+        self.turn += 1;
+        let new = Lane { set, class, states, turn: self.turn, ..Lane::default() };
+        let lane = self.known.add(set, values, self.all.len());
+        if lane == self.all.len() {
+            self.all.push(new);
+        } else {
+            self.all[lane] = new;
+        }
+        of.in_row(self.row(lane))
+    }
+
+    /// Returns the lane of jobs that have no values, under the limits of this set.
+    pub(crate) fn lane_without_values(&mut self, of: LaneId, may_forget: bool) -> LaneId {
+        let mut values = self.known.nothing();
+        self.lane(of, &mut values, may_forget)
+    }
+
+    fn join_states(&mut self, set: usize, values: &[String]) -> Vec<usize> {
+        let Self { sets, rules, states, asking, .. } = self;
+        let join = |limit: &Limit| states.join(limit, rules.key(limit.name(), values), asking.horizon);
+        sets[set].iter().map(join).collect()
+    }
+
+    /// Removes the lanes that no job has, wherever they are: their jobs may have been cancelled, parked or refused while
+    /// they waited.
+    fn sweep(&mut self) {
+        let gone = self.known.sweep(|lane| self.all[lane].offered > 0);
+        for lane in gone {
+            self.take_out(lane);
+            let new = Lane { place: Place::Gone, ..Lane::default() };
+            let gone = std::mem::replace(&mut self.all[lane], new);
+            self.classes.leave(gone.class);
+            gone.states.iter().for_each(|state| self.states.leave(*state));
+            gone.states.into_iter().for_each(|state| self.top_up(state));
+        }
+    }
+
+    /// Lanes have rows of a backlog behind those of the plans.
+    fn row(&self, lane: usize) -> usize {
+        lane + self.sets.len()
+    }
+
+    fn index(&self, row: usize) -> Option<usize> {
+        row.checked_sub(self.sets.len()).filter(|lane| *lane < self.all.len())
+    }
+
+    fn id(&self, lane: usize) -> LaneId {
+        LaneId::at(self.all[lane].set).in_row(self.row(lane))
+    }
+
+    /// The keys of the states of a lane's limits, in the order of its set.
+    pub(crate) fn keys(&self, lane: LaneId) -> Vec<Arc<str>> {
+        let states = self.index(lane.row()).map(|lane| &self.all[lane].states);
+        states.into_iter().flatten().map(|state| Arc::clone(self.states.name(*state).1)).collect()
+    }
+
+    /// Until when a lane's own limits allow nothing, as far as is known.
+    pub(crate) fn sleeps_until(&self, lane: LaneId) -> Option<Instant> {
+        let states = self.index(lane.row()).map(|lane| &self.all[lane].states);
+        states.into_iter().flatten().filter_map(|state| self.states.sleeps_until(*state)).max()
+    }
+
+    /// The limit for which lanes wait that allows something first, and when it does.
+    pub(crate) fn first_limit(&self) -> Option<(String, Instant)> {
+        let state = self.states.first_asleep()?;
+        Some((self.states.name(state).0.to_string(), self.states.sleeps_until(state)?))
+    }
+
+    /// Takes in which lanes have new jobs or none any more, and wakes those whose limits allow something, as far as is known:
+    /// by `base`, the downstream's next slot, or so soon that their slots are requested at `now`.
+    pub(crate) fn refresh<W: Waiter>(&mut self, backlog: &mut Backlog<W>, now: Instant, base: Instant) {
+        for state in self.states.wake(now, base) {
+            self.top_up(state);
+        }
+        for row in backlog.take_touched() {
+            let Some(lane) = self.index(row) else { continue };
+            match self.rank(lane, backlog) {
+                Some(rank) => self.has_job(lane, rank),
+                None => self.has_no_job(lane),
+            }
+        }
+    }
+
+    /// The rank of the first job of a lane.
+    fn rank<W: Waiter>(&self, lane: usize, backlog: &Backlog<W>) -> Option<usize> {
+        backlog.first(self.id(lane)).map(|(rank, _)| usize::from(rank).min(RANKS - 1))
+    }
+
+    /// Records that the first job of a lane has this rank.
+    fn has_job(&mut self, lane: usize, rank: usize) {
+        match self.all[lane].place {
+            Place::Ready { rank: before } | Place::Waiting { rank: before, .. } if rank >= before => return,
+            Place::Gone => return,
+            _ => {}
+        }
+        self.take_out(lane);
+        self.wait(lane, rank);
+    }
+
+    /// Records that the jobs of a lane have left. Others of its states go on.
+    fn has_no_job(&mut self, lane: usize) {
+        let is_gone = self.all[lane].place == Place::Gone;
+        if !is_gone && self.take_out(lane).is_some() {
+            self.top_up_all_of(lane);
+        }
+    }
+
+    /// Has a lane wait for its turn, or for one of its states. Then others of its other states go on.
+    fn wait(&mut self, lane: usize, rank: usize) {
+        self.put(lane, rank);
+        if let Place::Waiting { .. } = self.all[lane].place {
+            self.top_up_all_of(lane);
+        }
+    }
+
+    /// Has a lane wait for the first of its states that is blocked, or for which others wait that go before it; or else for
+    /// its turn.
+    fn put(&mut self, lane: usize, rank: usize) {
+        let Some(state) = self.held_up_by(lane, rank) else { return self.make_ready(lane, rank) };
+        self.states.wait(state, lane, (rank, self.all[lane].turn));
+        self.all[lane].place = Place::Waiting { state, rank };
+    }
+
+    /// The first state of a lane that is blocked, or that lanes wait for which go before one of this rank and its turn.
+    fn held_up_by(&self, lane: usize, rank: usize) -> Option<usize> {
+        let place = (rank, self.all[lane].turn);
+        let holds_up = |state: &usize| self.states.is_blocked(*state) || self.states.is_behind(*state, place);
+        self.all[lane].states.iter().copied().find(holds_up)
+    }
+
+    fn make_ready(&mut self, lane: usize, rank: usize) {
+        let Lane { class, states, turn, place, .. } = &mut self.all[lane];
+        self.classes.push(lane, *class, rank, *turn);
+        states.iter().for_each(|state| self.states.add_ready(*state));
+        *place = Place::Ready { rank };
+    }
+
+    /// Takes a lane out of where it waits. Returns the rank of its first job.
+    fn take_out(&mut self, lane: usize) -> Option<usize> {
+        let Lane { class, states, turn, place, .. } = &mut self.all[lane];
+        let (before, turn) = (std::mem::take(place), *turn);
+        match before {
+            Place::Ready { rank } => {
+                self.classes.remove(*class, rank, turn);
+                states.iter().for_each(|state| self.states.remove_ready(*state));
+                Some(rank)
+            }
+            Place::Waiting { state, rank } => {
+                self.states.remove(state, (rank, turn));
+                Some(rank)
+            }
+            Place::Idle | Place::Gone => None,
+        }
+    }
+
+    /// Gives a lane another turn, wherever it is.
+    fn set_turn(&mut self, lane: usize, turn: u64) {
+        let Lane { class, place, turn: before, .. } = &mut self.all[lane];
+        let before = std::mem::replace(before, turn);
+        match *place {
+            Place::Ready { rank } => self.classes.turn(*class, rank, (before, turn)),
+            Place::Waiting { state, rank } => {
+                self.states.remove(state, (rank, before));
+                self.states.wait(state, lane, (rank, turn));
+            }
+            Place::Idle | Place::Gone => {}
+        }
+    }
+
+    /// Has as many lanes that wait for this state wait for their turn as it can allow.
+    fn top_up(&mut self, state: usize) {
+        while let Some(lane) = self.states.release(state) {
+            if let Place::Waiting { rank, .. } = self.all[lane].place {
+                // Another of its states may hold it up. Nobody was ready for less by it.
+                self.put(lane, rank);
+            }
+        }
+    }
+
+    /// The same for each state of a lane that does not wait for its turn any more.
+    fn top_up_all_of(&mut self, lane: usize) {
+        for place in 0..self.all[lane].states.len() {
+            self.top_up(self.all[lane].states[place]);
+        }
+    }
+
+    /// Whether any lane waits for its turn.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.classes.has_waiting()
+    }
+
+    /// When slots may be requested: `since` at the earliest.
+    pub(crate) fn wake_at<W: Waiter>(&self, backlog: &Backlog<W>, since: Instant) -> Option<Instant> {
+        if self.has_ready() || backlog.has_touched() {
+            return Some(since);
+        }
+        // Calls for lanes that wake shortly after each other are one.
+        let apart = self.asking.asked.map(|asked| asked + self.asking.lead / 2);
+        self.states.wake_at().map(|at| at.max(since).max(apart.unwrap_or(since)))
+    }
+
+    /// Forgets which limits allow nothing now.
+    pub(crate) fn forget(&mut self) {
+        for state in self.states.wake_all() {
+            self.top_up(state);
+        }
+    }
+
+    /// The same for the limits of one lane.
+    pub(crate) fn forget_limits_of(&mut self, lane: LaneId) {
+        let Some(lane) = self.index(lane.row()) else { return };
+        self.all[lane].states.iter().for_each(|state| self.states.wake_one(*state));
+        self.top_up_all_of(lane);
+    }
+}
+
+/// The limits of lanes besides the downstream's: without a plan, and by plan.
+fn sets(settings: &Settings) -> Vec<Vec<Limit>> {
+    let sets = 0..=settings.plans.len();
+    sets.map(|set| settings.own_limits(LaneId::at(set)).cloned().collect()).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! One call for slots: the jobs that it offers, and what becomes of them.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+
+use super::fair::{Charge, Turn};
+use super::{Lanes, Place};
+use crate::limit::MAX_BATCH;
+use crate::pace::backlog::Backlog;
+use crate::pace::{LaneId, Settings, Waiter};
+use crate::store::MAX_STATES;
+
+/// The answer to one job of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It was granted this slot.
+    Granted(Instant),
+    /// A limit of its lane, by its place in the set of the lane, allows none before this instant.
+    Limited(usize, Instant),
+    /// Something else refused it.
+    Refused,
+}
+
+/// A job of the call in hand.
+#[derive(Debug)]
+pub(super) struct Offered {
+    lane: usize,
+    charge: Charge,
+    /// The turn that its lane had before, which it has again if the job is not granted.
+    turn: u64,
+}
+
+impl Lanes {
+    /// The number of jobs of lanes that wait for their turn; the count ends at `most`.
+    pub(crate) fn waiting<W: Waiter>(&self, backlog: &Backlog<W>, most: u64) -> u64 {
+        let mut waiting = 0;
+        for lane in self.classes.waiting() {
+            waiting += backlog.ready(self.id(lane)) as u64;
+            if waiting >= most {
+                break;
+            }
+        }
+        waiting.min(most)
+    }
+
+    /// Returns how many jobs to offer for this number of slots: some more, since limits of lanes may refuse some.
+    pub(crate) fn offers(&self, slots: usize) -> usize {
+        if self.sets.iter().all(Vec::is_empty) {
+            return slots;
+        }
+        (slots + slots.div_ceil(4) + 8).saturating_mul(self.asking.growth).min(MAX_BATCH)
+    }
+
+    /// Begins the choice of jobs for a call.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        self.end();
+        (self.asking.spare, self.asking.weight, self.asking.asked) = (None, 0, Some(now));
+    }
+
+    /// Takes the lane whose turn it is. [`Lanes::offer`] or [`Lanes::skip`] says what became of it.
+    pub(crate) fn next<W: Waiter>(&mut self, backlog: &Backlog<W>) -> Option<(LaneId, Turn)> {
+        while let Some(turn) = self.classes.pop(&mut self.asking.spare) {
+            let lane = turn.lane;
+            self.all[lane].place = Place::Idle;
+            self.all[lane].states.iter().for_each(|state| self.states.remove_ready(*state));
+            // Others that came to wait since it got ready may go before it.
+            let is_held_up = |rank| self.held_up_by(lane, rank).is_some();
+            match self.rank(lane, backlog) {
+                None => {
+                    self.top_up_all_of(lane);
+                    continue;
+                }
+                Some(rank) if rank != turn.rank || is_held_up(rank) => {
+                    self.wait(lane, rank);
+                    continue;
+                }
+                Some(_) => {}
+            }
+            let more: usize = self.all[lane].states.iter().map(|state| self.states.more_weight(*state)).sum();
+            if self.asking.weight + more > MAX_STATES {
+                self.make_ready(lane, turn.rank);
+                return None;
+            }
+            self.asking.weight += more;
+            return Some((self.id(lane), turn));
+        }
+        None
+    }
+
+    /// Records that a job of this lane and cost is part of the call in hand.
+    pub(crate) fn offer<W: Waiter>(&mut self, turn: &Turn, cost: u32, backlog: &Backlog<W>) {
+        let charge = self.classes.charge(turn, cost, &mut self.asking.spare);
+        self.turn += 1;
+        let offered = &mut self.all[turn.lane];
+        let before = std::mem::replace(&mut offered.turn, self.turn);
+        offered.offered += 1;
+        self.asking.offered.push(Offered { lane: turn.lane, charge, turn: before });
+        for state in &offered.states {
+            self.states.offer(*state, turn.lane, cost);
+        }
+        self.skip(turn, backlog);
+    }
+
+    /// Records that the first job of this lane is not part of the call. Others of its states go on.
+    pub(crate) fn skip<W: Waiter>(&mut self, turn: &Turn, backlog: &Backlog<W>) {
+        match self.rank(turn.lane, backlog) {
+            Some(rank) => self.wait(turn.lane, rank),
+            None => self.top_up_all_of(turn.lane),
+        }
+    }
+
+    /// Takes in the answers to the jobs of a call under these settings, with their lanes and costs. `has_room` tells that the
+    /// downstream had more slots. What the answers say of limits counts unless the lanes have other limits by now.
+    pub(crate) fn settle(&mut self, settings: &Settings, answers: &[(LaneId, u32, Answer)], has_room: bool) {
+        let limited = if self.has_limits_of(settings) { self.learn(answers) } else { 0 };
+        if self.asking.offered.len() != answers.len() {
+            // The call was for a trial, or its jobs were chosen under other limits: there are no charges to settle.
+            return self.end();
+        }
+        let grows = has_room && limited > answers.len() / 4;
+        self.asking.growth = if grows { (self.asking.growth * 4).min(MAX_BATCH) } else { 1 };
+        self.end_with(|place| matches!(answers.get(place), Some((.., Answer::Granted(_)))));
+    }
+
+    /// Whether the lanes have the limits of these settings.
+    fn has_limits_of(&self, settings: &Settings) -> bool {
+        let own = |set: usize| settings.own_limits(LaneId::at(set));
+        self.sets.len() == settings.plans.len() + 1
+            && self.sets.iter().enumerate().all(|(set, limits)| own(set).eq(limits))
+    }
+
+    /// Takes in what the answers to a call say of the limits of lanes. Returns how many jobs these limits refused.
+    fn learn(&mut self, answers: &[(LaneId, u32, Answer)]) -> usize {
+        self.keep_order(answers);
+        let mut limited = 0;
+        for (id, cost, answer) in answers {
+            let Some(lane) = self.index(id.row()) else { continue };
+            match *answer {
+                Answer::Granted(slot) => {
+                    for place in 0..self.all[lane].states.len() {
+                        let state = self.all[lane].states[place];
+                        let next = self.states.next_after(state, slot, *cost);
+                        next.into_iter().for_each(|next| self.sleep(state, next));
+                    }
+                }
+                Answer::Limited(place, until) => {
+                    limited += 1;
+                    let state = self.all[lane].states.get(place).copied();
+                    state.into_iter().for_each(|state| self.sleep(state, until));
+                }
+                Answer::Refused => {}
+            }
+        }
+        limited
+    }
+
+    /// Finds the limits that refused a job which costs more than 1 and allowed one behind it: each that costs less uses up
+    /// what the first one waits for, so that it would never go.
+    fn keep_order(&mut self, answers: &[(LaneId, u32, Answer)]) {
+        let mut short = BTreeMap::new();
+        for (id, cost, answer) in answers {
+            let Some(lane) = self.index(id.row()) else { continue };
+            let states = &self.all[lane].states;
+            match *answer {
+                Answer::Limited(place, _) if *cost > 1 => {
+                    if let Some(state) = states.get(place) {
+                        short.entry(*state).or_insert(lane);
+                    }
+                }
+                Answer::Granted(_) => {
+                    for state in states {
+                        self.states.end_order(*state, lane, *cost);
+                        let passed = short.get(state).copied();
+                        passed.into_iter().for_each(|passed| self.states.keep_order(*state, passed));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Records that all jobs of the call in hand go, since nothing limits them.
+    pub(crate) fn grant_all(&mut self) {
+        self.end_with(|_| true);
+    }
+
+    /// Ends the call in hand, of which nothing is granted any more.
+    pub(crate) fn end(&mut self) {
+        self.end_with(|_| false);
+    }
+
+    /// Ends the call in hand. Of its jobs those are granted whose places `is_granted` selects; lanes that wait for its
+    /// states take turns.
+    fn end_with(&mut self, is_granted: impl Fn(usize) -> bool) {
+        let offered = std::mem::take(&mut self.asking.offered);
+        let charges = offered.iter().enumerate().map(|(place, job)| (&job.charge, is_granted(place)));
+        self.classes.settle(charges);
+        // Of one lane the first jobs are granted. The others give its turns back, the last one first.
+        for (place, Offered { lane, turn, .. }) in offered.iter().enumerate().rev() {
+            self.all[*lane].offered -= 1;
+            if !is_granted(place) {
+                self.set_turn(*lane, *turn);
+            }
+        }
+        for state in self.states.end_call() {
+            self.top_up(state);
+        }
+    }
+
+    fn sleep(&mut self, state: usize, until: Instant) {
+        let lead = self.asking.lead;
+        // Replicas at different distances from the store get equal shares of a slow lane.
+        let jitter = (lead / 2).mul_f64(fastrand::f64());
+        let ask_at = until.checked_sub(lead).unwrap_or(until) + jitter;
+        self.states.sleep(state, until, ask_at);
+    }
+}

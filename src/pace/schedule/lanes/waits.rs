@@ -1,0 +1,150 @@
+//! How long jobs wait for the limits of their lanes, and which of them wait so long that they are to wait elsewhere. It is
+//! pure.
+//!
+//! The lanes of a state take turns at it, those of a higher priority first. So a job waits for the jobs of all lanes that go
+//! before it at one of its states, and not only for those of its own lane.
+
+use std::collections::{HashMap, VecDeque};
+
+use tokio::time::Instant;
+
+use super::{Lane, Lanes, Place};
+use crate::pace::backlog::Backlog;
+use crate::pace::schedule::lane::PassedOn;
+use crate::pace::{Waiter, limit_delay};
+
+/// The jobs of a lane that has limits of its own.
+struct Queue<W> {
+    lane: usize,
+    /// The rank and the turn by which lanes go.
+    place: (usize, u64),
+    /// When the limits of the lane allow something, as far as is known.
+    start: Instant,
+    /// The number of its jobs, and of those that stay, which are the first ones.
+    ready: usize,
+    stay: usize,
+    /// The jobs that were taken out.
+    beyond: VecDeque<W>,
+}
+
+/// The jobs that go before others at each state: those that wait here, and those that wait elsewhere.
+struct Ahead {
+    here: Vec<u64>,
+    elsewhere: HashMap<usize, PassedOn>,
+}
+
+impl Ahead {
+    /// None, of this number of states.
+    fn none(states: usize) -> Self {
+        Self { here: vec![0; states], elsewhere: HashMap::new() }
+    }
+
+    /// The number of jobs at this state that go before one with this position in the order of arrival.
+    fn of(&self, state: usize, seq: u64) -> u64 {
+        let elsewhere = self.elsewhere.get(&state).map_or(0, |others| others.before(seq));
+        self.here[state] + elsewhere
+    }
+
+    fn count(&mut self, states: &[usize]) {
+        states.iter().for_each(|state| self.here[*state] += 1);
+    }
+}
+
+impl Lanes {
+    /// When the last job goes that waits for limits of its lane, as far as these determine it.
+    pub(crate) fn last_goes<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> Option<Instant> {
+        let (mut queues, mut ahead) = (self.queues(backlog, now), Ahead::none(self.states.len()));
+        let mut last: Option<Instant> = None;
+        take_turns(&mut queues, |queue| {
+            last = last.max(Some(self.goes(queue, &ahead, 0)));
+            ahead.count(&self.all[queue.lane].states);
+            queue.stay += 1;
+            queue.stay < queue.ready
+        });
+        last
+    }
+
+    /// Takes out at most this many jobs that go after `by`, with the instant at which each goes, as far as the limits of
+    /// lanes determine it. Those of the lanes whose turn comes last are taken first.
+    ///
+    /// They go behind those that were taken out before and have no slot yet. Those that give up before their slot are among
+    /// them, and nobody waits for these.
+    pub(crate) fn take_beyond<W: Waiter>(
+        &mut self,
+        backlog: &mut Backlog<W>,
+        (now, by): (Instant, Instant),
+        most: usize,
+    ) -> Vec<(Instant, W)> {
+        let (mut queues, mut ahead) = (self.queues(backlog, now), Ahead::none(self.states.len()));
+        take_turns(&mut queues, |queue| {
+            let stays = queue.stay < queue.ready && self.goes(queue, &ahead, 0) <= by;
+            if stays {
+                ahead.count(&self.all[queue.lane].states);
+                queue.stay += 1;
+            }
+            stays
+        });
+        let mut left = most;
+        for queue in queues.iter_mut().rev() {
+            let id = self.id(queue.lane);
+            let count = (queue.ready - queue.stay).min(left);
+            queue.beyond = (0..count).map_while(|_| backlog.pop_last(id)).collect();
+            queue.beyond.make_contiguous().reverse();
+            left -= queue.beyond.len();
+            // The others stay, however late they go.
+            let others = queue.stay..queue.ready - queue.beyond.len();
+            others.for_each(|_| ahead.count(&self.all[queue.lane].states));
+        }
+        queues.retain(|queue| !queue.beyond.is_empty());
+        for state in queues.iter().flat_map(|queue| &self.all[queue.lane].states) {
+            ahead.elsewhere.insert(*state, self.states.passed_on(*state, now));
+        }
+        let mut taken = Vec::new();
+        take_turns(&mut queues, |queue| {
+            let Some(waiter) = queue.beyond.pop_front() else { return false };
+            let (goes, seq) = (self.goes(queue, &ahead, waiter.seq()), waiter.seq());
+            let gives_up = waiter.end().is_some_and(|end| end.is_early_for(goes));
+            if !gives_up {
+                let states = &self.all[queue.lane].states;
+                ahead.count(states);
+                states.iter().for_each(|state| self.states.pass_on(*state, seq));
+            }
+            taken.push((goes, waiter));
+            true
+        });
+        taken
+    }
+
+    /// The lanes with jobs that wait for limits of their own, in the order of their turns.
+    fn queues<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> Vec<Queue<W>> {
+        let queue = |(lane, of): (usize, &Lane)| {
+            let (Place::Ready { rank } | Place::Waiting { rank, .. }) = of.place else { return None };
+            let ready = backlog.ready(self.id(lane));
+            let asleep = of.states.iter().filter_map(|state| self.states.sleeps_until(*state)).max();
+            let (place, start) = ((rank, of.turn), asleep.map_or(now, |until| until.max(now)));
+            let is_limited = ready > 0 && !of.states.is_empty();
+            is_limited.then(|| Queue { lane, place, start, ready, stay: 0, beyond: VecDeque::new() })
+        };
+        let mut queues: Vec<_> = self.all.iter().enumerate().filter_map(queue).collect();
+        queues.sort_unstable_by_key(|queue| queue.place);
+        queues
+    }
+
+    /// When the job of a lane goes that has this position in the order of arrival, behind those ahead of it.
+    fn goes<W>(&self, queue: &Queue<W>, ahead: &Ahead, seq: u64) -> Instant {
+        let Lane { set, states, .. } = &self.all[queue.lane];
+        let limits = self.sets[*set].iter().zip(states);
+        let delays = limits.map(|(limit, state)| limit_delay(&[limit], ahead.of(*state, seq)));
+        queue.start + delays.max().unwrap_or_default()
+    }
+}
+
+/// Has lanes take turns until `turn` returns false for each of them: first those of the highest priority, a job each.
+fn take_turns<W>(queues: &mut [Queue<W>], mut turn: impl FnMut(&mut Queue<W>) -> bool) {
+    for equals in queues.chunk_by_mut(|one, next| one.place.0 == next.place.0) {
+        let mut waiting: Vec<&mut Queue<W>> = equals.iter_mut().collect();
+        while !waiting.is_empty() {
+            waiting.retain_mut(|queue| turn(queue));
+        }
+    }
+}
