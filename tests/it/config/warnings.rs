@@ -176,8 +176,9 @@ fn a_store_that_forgets_what_was_used_of_a_long_window() {
     }
     let plan = "[plans.free]\nlimits = [{ algorithm = 'quota', rate = '10/day', name = 'daily' }]\n";
     let scene = Scene::new(&format!("{plan}[downstreams.a]\nrate = '5/s'\nhttp.base_url = 'http://a/'\n"));
-    let [warning] = &lines(scene)[..] else { panic!("a plan's limit too") };
-    assert!(warning.contains("memory: forgets with a restart what was used of `"), "{warning}");
+    let warnings = lines(scene);
+    let of_plan = "memory: forgets with a restart what was used of `";
+    assert!(warnings.iter().any(|warning| warning.contains(of_plan)), "{warnings:?}");
 }
 
 #[test]
