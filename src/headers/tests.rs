@@ -167,9 +167,9 @@ proptest! {
         let headers = Headers::new(&limits).unwrap();
         let decision = decide(&limits, now, &costs);
         let policies = items(&headers.policy().1);
-        let told = items(&headers.rate_limit(&decision).1);
+        let fields = items(&headers.rate_limit(&decision).1);
         prop_assert_eq!(policies.len(), limits.len());
-        prop_assert_eq!(&told[0].0, limits.get(decision.binding).unwrap().name());
+        prop_assert_eq!(&fields[0].0, limits.get(decision.binding).unwrap().name());
         for (limit, (name, quota, window)) in limits.iter().zip(policies) {
             prop_assert_eq!(limit.name(), &name);
             // The quantity per second is at most the rate, and as much as fits at once or returns in a second.
@@ -177,8 +177,8 @@ proptest! {
             let most = i128::from(window) * 1_000_000 * i128::from(rate.count());
             prop_assert!(window >= 1 && i128::from(quota) * i128::from(rate.period_micros()) <= most);
             let place = limits.iter().position(|other| other.name() == name).unwrap();
-            let matching: Vec<_> = told.iter().filter(|(other, ..)| *other == name).collect();
-            let [(_, remaining, window)] = matching[..] else { panic!("{told:?}") };
+            let matching: Vec<_> = fields.iter().filter(|(other, ..)| *other == name).collect();
+            let [(_, remaining, window)] = matching[..] else { panic!("{fields:?}") };
             prop_assert_eq!(*remaining, i64::try_from(decision.standings[place].remaining).unwrap());
             prop_assert!(*remaining <= quota, "{} of {}", remaining, quota);
             if let Some((_, retry_after)) = Headers::retry_after(&decision).filter(|_| place == decision.binding) {

@@ -75,7 +75,7 @@ impl Algorithm {
     }
 }
 
-/// The margin in µs, if it is shorter than a period of so many µs.
+/// The margin in µs, if it is shorter than a period of `period` µs.
 fn micros(margin: Duration, period: u64) -> Result<u64, LimitError> {
     if !margin.subsec_nanos().is_multiple_of(1000) {
         return Err(RateError::Fraction(margin).into());
@@ -119,7 +119,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The slots of so many jobs that all wait from an instant on.
+    /// The slots of a number of jobs that all wait from an instant on.
     fn slots(limit: &Limit, from: i64, jobs: usize) -> Vec<i64> {
         let mut state: State = limit.fresh();
         let mut now = Micros(from);

@@ -163,7 +163,7 @@ mod tests {
                     assert_eq!(examine(&utf16(text, big), format), Some(Unreadable::Utf16), "{text} {big}");
                 }
             }
-            for (begin, told) in [
+            for (begin, expected) in [
                 (&b"\x1f\x8b\x08\x00"[..], "gunzip -c FILE | paced"),
                 (b"PK\x03\x04\x14", ".xlsx"),
                 (b"\x28\xb5\x2f\xfd\x04", "zstdcat"),
@@ -171,7 +171,7 @@ mod tests {
                 (b"\xfd7zXZ\x00", "xzcat"),
             ] {
                 let found = examine(begin, format).expect("recognised").to_string();
-                assert!(found.contains(told), "{begin:?}: {found}");
+                assert!(found.contains(expected), "{begin:?}: {found}");
             }
             assert_eq!(examine(b"", format), None);
             assert_eq!(examine(b"\n\r\n  ", format), None);

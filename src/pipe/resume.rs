@@ -289,7 +289,7 @@ mod tests {
         for cut in 0..two.len() {
             let file = file(&format!("{one}{}", &two[..cut]));
             let resumed = resume(file.path()).expect("resumed");
-            // Without its line feed a line is whole all the same.
+            // A line without its line feed is whole too.
             let whole = cut == two.len() - 1;
             assert_eq!(resumed.outcomes.delivered, if whole { 2 } else { 1 }, "{cut}");
             assert_eq!(resumed.was_torn, cut > 0 && !whole, "{cut}");

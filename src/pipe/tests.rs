@@ -177,9 +177,9 @@ async fn an_absent_id_is_the_same_in_line_and_request() {
     }
     drop(source);
     assert!(writer.run().await.expect("written").is_clean());
-    let told: Vec<_> =
+    let reported: Vec<_> =
         parsed(&out).iter().map(|line| line["id"].as_str().expect("text").to_owned()).collect();
-    assert_eq!(told, ids);
+    assert_eq!(reported, ids);
     assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), 2);
 }
 

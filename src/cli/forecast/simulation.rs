@@ -188,7 +188,7 @@ impl Simulation {
             self.released(row, now, &plan);
             return None;
         };
-        if plan.dear == 0 || self.polices || self.lanes[row].ready.len() < 2 {
+        if plan.awaiting_window == 0 || self.polices || self.lanes[row].ready.len() < 2 {
             return Some(refusal);
         }
         // It waits for the end of a window, the rest of which others may take.

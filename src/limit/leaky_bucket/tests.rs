@@ -217,7 +217,7 @@ proptest! {
 fn numbers_beyond_exact_time_are_refused() {
     let rate: Rate = "1/366d".parse().unwrap();
     let bucket = LeakyBucket::new(rate, 1).unwrap();
-    assert!((200..230).contains(&bucket.max_cost()), "a job of so many years: {}", bucket.max_cost());
+    assert!((200..230).contains(&bucket.max_cost()), "the longest job in years: {}", bucket.max_cost());
     assert!(matches!(LeakyBucket::new(rate, 230), Err(LimitError::BeyondExact { .. })));
     assert_eq!(LeakyBucket::new("1/s".parse().unwrap(), 0), Err(LimitError::NoBurst));
     let second: Rate = "1/s".parse().unwrap();
