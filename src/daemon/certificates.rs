@@ -23,7 +23,7 @@ const REPEAT: Duration = Duration::from_secs(86_400);
 
 /// Files with a certificate that this process shows, which may be replaced while it runs.
 pub(super) trait Files: Send + Sync {
-    /// Looks at the files, and reads again what has changed; what comes of it is logged. It blocks while it does.
+    /// Checks the files, reads again those that have changed, and logs the result. It blocks meanwhile.
     fn refresh(&self);
 
     /// Whether they cannot be used, so the old contents stay in use.
@@ -94,7 +94,7 @@ impl Handles {
     }
 
     /// TLS for HTTP with these options, which a setting has. All settings with equal options share one handle, so that
-    /// their files are looked at and read once.
+    /// their files are checked and read once.
     pub(super) fn http(&mut self, setting: String, options: &TlsOptions) -> Result<Tls, TlsError> {
         if let Some((tls, place)) = self.http.get(options) {
             self.all[*place].0.push(setting);
@@ -169,10 +169,10 @@ impl Shown {
     }
 
     /// What is to be logged of the certificate that is in use now: what is new, and once a day what is not. Nothing is at
-    /// the first call, since the configuration has told it then.
+    /// the first call, since the configuration has reported it then.
     ///
     /// A certificate that was replaced while the process runs may live for less than the two weeks in which others are to
-    /// be renewed: it is told of only once it should have been replaced.
+    /// be renewed: it is logged only once it should have been replaced.
     fn news(&mut self, validity: Validity, wall: Micros, now: Instant) -> Option<Concern> {
         let is_first = self.validity.is_none();
         self.is_renewed |= !is_first && self.validity != Some(validity);
@@ -266,8 +266,11 @@ mod tests {
         }
         // Nobody renews the last one.
         let last = hours(144);
-        let told = bench.news(last, last + DAY, last + hours(16) + 1);
-        assert!(matches!(told, Some(Concern::EndsSoon { within, .. }) if within < hours(8)), "{told:?}");
+        let concern = bench.news(last, last + DAY, last + hours(16) + 1);
+        assert!(
+            matches!(concern, Some(Concern::EndsSoon { within, .. }) if within < hours(8)),
+            "{concern:?}"
+        );
     }
 
     #[test]

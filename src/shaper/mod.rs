@@ -279,7 +279,7 @@ impl Shaper {
     }
 
     /// Forgets what was taken under `key` (without [`ShaperBuilder::per_key`]: by all keys), so
-    /// that the next slot is now, whatever was reserved.
+    /// that the next slot is now, also after many reservations.
     ///
     /// Cancel safe: it is forgotten, or not.
     ///

@@ -158,7 +158,7 @@ pub enum Outcome {
         status: u16,
         /// How long nothing is to be released to the downstream, if it said so.
         after: Option<Duration>,
-        /// Whether the job must not be tried again all the same.
+        /// Whether the job must not be tried again, although the error is temporary.
         is_final: bool,
         /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
@@ -183,7 +183,7 @@ pub enum Outcome {
         /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
     },
-    /// The downstream may refuse this replica's credentials, whatever the job.
+    /// The downstream may refuse this replica's credentials, for every job.
     Unauthorized {
         /// The error, for people.
         detail: String,

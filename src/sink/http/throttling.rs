@@ -54,7 +54,7 @@ pub(super) fn asked(headers: &HeaderMap) -> Option<Duration> {
     asked.filter(|wait| !wait.is_zero())
 }
 
-/// Returns how long the answer asks its callers to wait in any of these ways, whatever its status; `None` if it does not.
+/// Returns how long the answer asks its callers to wait in any of these ways, with any status; `None` if it does not.
 pub(super) fn any(headers: &HeaderMap) -> Option<Duration> {
     asked(headers).or_else(|| {
         let quota = Quota::read(headers);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a server sends, it is read without a panic, and no wait is over a day.
+        /// Any answer of a server is read without a panic, and no wait is over a day.
         #[test]
         fn any_answer_has_a_meaning(
             status in 300_u16..600,

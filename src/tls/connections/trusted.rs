@@ -31,7 +31,7 @@ impl Trusted {
 }
 
 /// Whether a server's certificate is refused since it is one of an authority. The library has no variant for it; it
-/// looks at the dates before.
+/// checks the dates before.
 pub(super) fn is_of_authority(error: &CertificateError) -> bool {
     matches!(error, CertificateError::Other(other) if other.0.to_string() == "CaUsedAsEndEntity")
 }

@@ -10,7 +10,7 @@ use super::tls::{server, trusting};
 use super::*;
 use crate::tls::authority::Authority;
 
-/// A proxy that opens tunnels to one server, whatever they are asked to lead to, and keeps what it was asked.
+/// A proxy that opens all tunnels to one server, also if a request names another one, and keeps the requests.
 struct Tunnels {
     url: String,
     asked: Arc<Mutex<Vec<String>>>,
