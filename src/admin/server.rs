@@ -172,7 +172,7 @@ impl Serving {
             let handshake = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
             match self.stop.run_until_cancelled(handshake).await {
                 Some(Ok(Ok(stream))) => self.answer(stream, &connection.peer).await,
-                Some(Ok(Err(error))) => tell_handshake(&connection.peer, &error),
+                Some(Ok(Err(error))) => log_handshake(&connection.peer, &error),
                 Some(Err(_)) | None => {}
             }
         };
@@ -218,7 +218,7 @@ impl Serving {
 }
 
 /// Logs that a client was refused, or has refused the server. Anybody can cause the line.
-fn tell_handshake(peer: &Peer, error: &io::Error) {
+fn log_handshake(peer: &Peer, error: &io::Error) {
     // A client that only connects, as a probe of the port does, is no news.
     if error.kind() == io::ErrorKind::UnexpectedEof {
         return;
