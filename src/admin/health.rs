@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_hangs_or_fails_is_told_in_time() {
+    async fn a_store_that_hangs_or_fails_is_reported_in_time() {
         let start = Instant::now();
         let (_, hanging) = probe(60_000, None);
         let late = "the store at store.example:6379 is not reachable: no answer within 750ms; is it running, and its URL right?";

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_configuration_has_told_is_logged_the_day_after() {
+    fn what_the_configuration_has_reported_is_logged_the_day_after() {
         let mut bench = Bench::new();
         assert_eq!(bench.news(0, 0, 5), None);
         assert_eq!(bench.news(0, 0, 6), None);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_renewed_by_itself_is_told_of_when_that_ends() {
+    fn a_certificate_that_is_renewed_by_itself_is_logged_once_it_is_not() {
         let mut bench = Bench::new();
         let hours = |count: u64| count * 3600;
         assert_eq!(bench.news(0, DAY, 0), None);

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_manager_that_does_not_read_still_has_room_for_what_is_told_once() {
+    async fn a_manager_that_does_not_read_still_has_room_for_messages_that_are_sent_once() {
         let (messages, mut queue) = mpsc::channel(QUEUE);
         let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
         for _ in 0..100 {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn before_it_is_ready_a_reload_is_not_told() {
+    fn before_it_is_ready_a_reload_is_not_notified() {
         let (messages, mut queue) = mpsc::channel(QUEUE);
         let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
         manager.reloading();

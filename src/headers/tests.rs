@@ -59,7 +59,7 @@ fn a_policy_is_what_comes_back_in_whole_seconds() {
 }
 
 #[test]
-fn the_binding_limit_comes_first_and_all_are_told() {
+fn the_binding_limit_comes_first_and_all_are_listed() {
     let limits = set(vec![
         Limit::fixed_window("per-day", 1000, Duration::from_secs(86_400)).unwrap(),
         gcra("per-second", "10/s", 20),
@@ -146,7 +146,7 @@ fn items(field: &str) -> Vec<(String, i64, i64)> {
 proptest! {
     /// Both lists parse as structured fields, contain each limit once, and never promise too much.
     #[test]
-    fn what_is_told_holds(
+    fn the_fields_hold(
         names in prop::collection::hash_set("[ -~]{0,12}", 1..5),
         (count, period, burst) in (1_u64..1_000_000, 1_u64..100_000_000, 1_u32..1000),
         costs in prop::collection::vec(1_u32..3, 1..20),

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_and_lines_of_json_are_told_from_each_other() {
+    fn a_table_and_lines_of_json_are_distinguished() {
         for names in [
             "id,path,body\n",
             "\u{feff}customer_id,name\n1,x",

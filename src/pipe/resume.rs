@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_input_is_told_before_anything_is_sent() {
+    async fn another_input_is_refused_before_anything_is_sent() {
         let input = "{\"id\": \"a\"}\n\n{}\n{\"id\": \"d\"}\nnonsense\n";
         for (text, expected) in [
             (outcome(1, "a", "delivered"), Ok(4)),

@@ -305,7 +305,7 @@ mod tests {
     use crate::store::MemoryStore;
 
     #[tokio::test]
-    async fn all_are_told_where_nobody_can_have_a_slot() {
+    async fn all_get_the_error_if_nobody_can_have_a_slot() {
         let mut far = Far::new(Arc::new(MemoryStore::new()), Duration::from_secs(60));
         let mut outcomes = vec![];
         for _ in 0..3 * MAX_BATCH {

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_binds_for_long_is_told_once() {
+    fn what_binds_for_long_is_logged_once() {
         let idle = std::iter::repeat_n(("idle", None), 30);
         let limit = std::iter::repeat_n(("limit", Some("pace")), 30);
         let other = std::iter::repeat_n(("limit", Some("quota")), 12);

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_told_again_of_all_that_were_seen() {
+    fn all_orphans_that_were_seen_are_reported_again_to_a_store() {
         let mut bench = Bench::new();
         bench.at(0, &["old"]);
         bench.at(30, &["new", "old"]);

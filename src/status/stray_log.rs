@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_differs_for_long_is_told_once_and_its_end_once() {
+    fn a_file_that_differs_for_long_is_logged_once_and_its_end_once() {
         let mut bench = Bench::new();
         let both = ["a", "b"];
         let strays: [Strays<'_>; 3] = [("billing", &["b"]), ("crm", &["b"]), ("mail", &[])];
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_differs_for_a_moment_is_not_told() {
+    fn a_file_that_differs_for_a_moment_is_not_logged() {
         let mut bench = Bench::new();
         let strays: [Strays<'_>; 1] = [("billing", &["a", "b"])];
         assert!(bench.at(0, &["a", "b"], &strays).is_empty());
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_limits_in_force_are_not_known_nothing_is_told() {
+    fn while_the_limits_in_force_are_not_known_nothing_is_logged() {
         let mut bench = Bench::new();
         let strays: [Strays<'_>; 1] = [("billing", &["b"])];
         bench.at(0, &["b"], &strays);

@@ -139,7 +139,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
+async fn a_downstream_is_shown_as_its_file_has_it_until_the_store_has_terms() {
     let bench = Bench::new();
     let file = bench.ok("GET", "", "").await;
     assert_eq!(
@@ -177,7 +177,7 @@ async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
 }
 
 #[tokio::test]
-async fn limits_are_told_with_whose_they_are_and_since_when() {
+async fn limits_are_shown_with_their_origin_and_since_when() {
     let bench = Bench::new();
     let (loader, other) = (replica("x"), Replica::of_this_process());
     let stored = terms("50/s").put_in_force(None, Micros(NOW - 5_000_000), &loader);
@@ -318,7 +318,7 @@ async fn two_who_change_the_terms_at_once_both_get_their_way() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_and_changes_nothing() {
+async fn a_wrong_request_is_refused_and_changes_nothing() {
     let bench = Bench::new();
     const RATE: &str = "/api/v1/downstreams/billing/rate";
     const CANCEL: &str = "/api/v1/downstreams/billing/cancel";

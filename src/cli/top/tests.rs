@@ -233,7 +233,7 @@ fn a_change_is_ordered_when_the_user_confirms_it() {
 }
 
 #[test]
-fn what_cannot_be_changed_is_told_and_not_asked_about() {
+fn what_cannot_be_changed_is_reported_without_a_question() {
     let mut state = three();
     let mut view = view(&state);
     let last = |view: &View| match &view.last {

@@ -58,7 +58,7 @@ async fn a_success_and_then_nothing_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_fails_and_answers_by_turns_is_told_of_once_a_minute() {
+async fn a_downstream_that_fails_and_answers_by_turns_is_logged_once_a_minute() {
     let (mut failures, start) = (Failures::default(), Instant::now());
     let mut lines = Vec::new();
     for second in 0..120 {
@@ -195,7 +195,7 @@ fn what_counts_as_a_failure_of_the_downstream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_soon_after_another_one_is_told_of_all_the_same() {
+async fn an_outage_soon_after_another_one_is_logged_too() {
     let (mut failures, start) = (Failures::default(), Instant::now());
     let three = |failures: &mut Failures, ending: fn() -> Ending, second: u32| -> Vec<String> {
         let ended = (0..3).map(|_| line(failures, ending(), start + second * SECOND));

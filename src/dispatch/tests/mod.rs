@@ -102,7 +102,7 @@ async fn a_higher_priority_goes_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missed_slot_is_given_up_and_reserved_anew() {
+async fn a_missed_slot_is_given_up_and_reserved_again() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.clock = Arc::new(LateOnce(Mutex::new(Some(Duration::from_millis(300)))));
     bench.publish_many(0..50);
@@ -121,7 +121,7 @@ async fn a_missed_slot_is_given_up_and_reserved_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slots_slept_through_are_given_up_and_reserved_anew() {
+async fn slots_slept_through_are_given_up_and_reserved_again() {
     const MINUTES: Duration = Duration::from_secs(5 * 60);
     let mut bench = Bench::new("100/s", QUICK);
     bench.options.horizon = Duration::from_secs(1);

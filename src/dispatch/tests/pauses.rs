@@ -245,7 +245,7 @@ async fn a_notice_that_was_missed_is_made_up_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_counts_while_the_store_is_away_and_is_told_when_it_is_back() {
+async fn a_pause_counts_while_the_store_is_away_and_is_stored_when_it_is_back() {
     let store = Arc::new(MemoryStore::new());
     let mut benches = [1, 1].map(|millis| {
         let mut bench = Bench::new("100/s", QUICK);

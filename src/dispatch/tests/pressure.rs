@@ -284,7 +284,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_waits_holds_up_nobody(
+    fn no_waiting_job_holds_up_others(
         jobs in prop::collection::vec(job(), 1..80),
         prefetch in 5..40_u16,
         hold_max in prop::sample::select(vec![1_u32, 10, 60, 600]),

@@ -213,7 +213,7 @@ async fn a_reply_that_nobody_takes_holds_up_no_other_job() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_an_outcome_gets_one() {
+async fn a_client_that_waits_for_an_outcome_gets_one() {
     let mut bench = Bench::new("100/s", QUICK);
     let asking = |id: &str| Message { reply_to: Some("replies".to_owned()), ..message(id) };
     bench.sink.answer("dead", dead(404));

@@ -195,7 +195,7 @@ async fn turns_within(bench: &Bench, span: Duration) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loop_turns_whatever_its_jobs_wait_for() {
+async fn a_loop_turns_during_every_wait_of_its_jobs() {
     let mut idle = Bench::new("100/s", QUICK);
     let _idle = idle.start();
     assert!(turns_within(&idle, SECOND).await, "nothing to do");

@@ -156,7 +156,7 @@ async fn what_has_units_left_costs_no_calls_and_no_slots() {
 
 /// A job that the rest of a window cannot hold waits for the next window, and leaves the rest to others.
 #[tokio::test(start_paused = true)]
-async fn a_dear_job_leaves_the_rest_of_a_window_to_cheap_ones() {
+async fn a_costly_job_leaves_the_rest_of_a_window_to_cheap_ones() {
     let store = Arc::new(MemoryStore::new());
     let mut benches = [0, 1].map(|_| {
         let mut bench = bench(vec![Limit::first_hit_window("w", 10, 3600 * SECOND).unwrap()]);
@@ -183,7 +183,7 @@ async fn a_dear_job_leaves_the_rest_of_a_window_to_cheap_ones() {
 
 /// Units are left that the job cannot use: no calls are repeated for it in vain, nor after the end of the next window.
 #[tokio::test(start_paused = true)]
-async fn dear_jobs_use_every_window_in_few_calls() {
+async fn costly_jobs_use_every_window_in_few_calls() {
     let store = Arc::new(MemoryStore::new());
     let mut benches = [0, 1].map(|_| {
         let mut bench = bench(vec![Limit::first_hit_window("w", 11, 60 * SECOND).unwrap()]);

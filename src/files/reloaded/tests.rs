@@ -124,7 +124,7 @@ fn changing(pair: &Arc<Pair>, reads: usize) -> Source<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn files_that_change_while_they_are_read_are_read_to_the_end_and_told_of_once() {
+async fn files_that_change_while_they_are_read_are_read_to_the_end_and_reported_once() {
     let (_folder, pair, _) = loaded("1");
     let reloaded = Reloaded::new(String::new(), Some(changing(&pair, 1)));
     reloaded.refresh().await;

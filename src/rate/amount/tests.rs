@@ -111,7 +111,7 @@ fn a_slip_is_answered_with_what_was_meant() {
 }
 
 #[test]
-fn where_nothing_is_evident_the_form_is_told() {
+fn a_text_that_is_no_rate_gets_the_form_of_one() {
     for text in [
         "",
         "10s",
@@ -148,7 +148,7 @@ fn where_nothing_is_evident_the_form_is_told() {
 }
 
 #[test]
-fn a_count_without_a_unit_is_told_with_one() {
+fn a_count_without_a_unit_gets_a_suggestion_with_one() {
     for (text, right) in [("50", "50/s"), ("999999", "999999/s")] {
         let error = amount(text).unwrap_err().to_string();
         assert!(error.ends_with(&format!("write its unit too, such as {right}")), "{text}: {error}");

@@ -57,7 +57,7 @@ async fn a_reservation_in_a_pause_is_missed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_beyond_the_longest_wait_is_told() {
+async fn a_pause_beyond_the_longest_wait_is_reported() {
     let bench = Bench::new();
     let shaper = builder("1/s", &bench).max_wait(TWO).build().unwrap();
     shaper.penalize(3 * TWO).await.unwrap();

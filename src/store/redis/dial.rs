@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_errors_are_told() {
+    async fn all_errors_are_reported() {
         let asked = vec![answers("a", 400, false), answers("b", 0, false)];
         let errors = first(asked).await.unwrap_err();
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), ["b", "a"]);

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_subscribes_after_a_reconnect_is_not_told_of_it() {
+    async fn who_subscribes_after_a_reconnect_is_not_notified_of_it() {
         let all = Arc::new(Watchers::default());
         let mut early = all.subscribe("early");
         let others = notify_all(Arc::downgrade(&all));

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_certificate_and_when() {
+    fn which_warning_a_certificate_gets_and_when() {
         let year = Validity::new(FROM, FROM + 365 * DAY);
         let end = FROM + 365 * DAY;
         let warning = |now: u64| year.concern(at(now)).map(|concern| concern.to_string());

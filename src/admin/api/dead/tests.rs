@@ -47,7 +47,7 @@ fn answers_are_the_same_texts() {
 }
 
 #[test]
-fn what_stopped_it_is_told() {
+fn the_reason_why_it_stopped_is_shown() {
     let scan = Scan { limit: Some(3), ..Scan::default() };
     let tally = Tally { found: 9, seen: 4, done: 2, ..Tally::default() };
     let error = || Some(amqp::PublishError::Malformed(String::new()));

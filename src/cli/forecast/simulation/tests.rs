@@ -48,7 +48,7 @@ fn a_quota_binds_when_it_is_used_up_and_costs_count() {
 }
 
 #[test]
-fn jobs_that_would_be_dead_are_told_with_their_reason() {
+fn jobs_that_would_be_dead_are_reported_with_their_reason() {
     let deadline = START / SECOND + 5;
     let jobs: [(u64, &[(&str, i64)]); 3] =
         [(30, &[]), (100, &[("deadline", deadline)]), (1, &[("cost", 100_000)])];

@@ -138,7 +138,7 @@ async fn a_proxy_gets_requests_to_http_with_the_whole_url() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_away_is_told() {
+async fn a_proxy_that_is_away_is_reported() {
     let (_silent, address) = silent();
     let proxy = format!("http://{address}/");
     for base in ["http://api.example/", "https://api.example/"] {
