@@ -1,4 +1,4 @@
-//! Shows that the loop of a dispatcher still turns: whoever asks is answered by the loop itself.
+//! Shows that the loop of a dispatcher still turns: the loop itself answers those who ask.
 
 use tokio::sync::watch;
 

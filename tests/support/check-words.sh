@@ -30,7 +30,7 @@ made up for = caught up
 trying on = trying again
 '
 # The folders of src that still have some of the words.
-left='^src/(amqp|dispatch|pace|store)/'
+left='^src/(amqp|dispatch/lanes|pace|store/memory)'
 
 found=$(mktemp)
 trap 'rm -f "$found" "$found.text"' EXIT

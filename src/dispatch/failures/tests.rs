@@ -64,7 +64,7 @@ async fn a_downstream_that_fails_and_answers_by_turns_is_logged_once_a_minute() 
     for second in 0..120 {
         let at = start + second * SECOND;
         (0..3).for_each(|_| lines.extend(failures.ended(failed("503"), at)));
-        assert!(failures.outage().is_some(), "people see it all the same");
+        assert!(failures.outage().is_some(), "people see it too");
         (0..3).for_each(|_| lines.extend(failures.ended(Ending::Delivered, at)));
     }
     assert_eq!(lines.len(), 4, "{lines:?}");
@@ -204,10 +204,10 @@ async fn an_outage_soon_after_another_one_is_logged_too() {
     assert_eq!(three(&mut failures, || failed("500"), 0), ["begins: 500 ×3"]);
     assert_eq!(three(&mut failures, || Ending::Delivered, 5), ["over: 3"]);
     assert!(three(&mut failures, || failed("timeout"), 30).is_empty());
-    assert!(!failures.is_told(), "dead letters are told of one by one");
+    assert!(!failures.is_logged(), "dead letters are logged one by one");
     assert_eq!(failures.wake_at(), Some(start + 60 * SECOND));
     assert_eq!(text(failures.tick(start + 60 * SECOND)), "begins: timeout ×3");
-    assert!(failures.is_told());
+    assert!(failures.is_logged());
     assert_eq!(text(failures.tick(start + 120 * SECOND)), "", "nothing was tried meanwhile");
     assert_eq!(line(&mut failures, failed("500"), start + 130 * SECOND), "");
     assert_eq!(text(failures.tick(start + 180 * SECOND)), "goes on: timeout ×3, 500 ×1");

@@ -166,8 +166,8 @@ async fn a_client_that_waits_for_the_outcome_gets_it() {
     let done = bench.start();
     bench.end();
     done.await.unwrap();
-    let told = "0 cancelled: an operator cancelled the job before it was sent";
-    assert_eq!(bench.ledger.of("asked"), [Settled::Replied(told.to_owned()), discarded(0)]);
+    let reply = "0 cancelled: an operator cancelled the job before it was sent";
+    assert_eq!(bench.ledger.of("asked"), [Settled::Replied(reply.to_owned()), discarded(0)]);
 }
 
 #[tokio::test(start_paused = true)]

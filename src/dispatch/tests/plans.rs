@@ -255,9 +255,9 @@ async fn a_costly_job_of_a_plan_holds_up_no_other() {
     let own = Limit::gcra("plan.free.g", "1/s".parse().unwrap(), 20).unwrap();
     let mut bench = bench("20/s", vec![("free", own)]);
     for id in ["free0", "free1"] {
-        let mut dear = on("free", message(id));
-        dear.headers.push(("paced-cost".to_owned(), Value::Integer(20)));
-        bench.publish(dear);
+        let mut costly = on("free", message(id));
+        costly.headers.push(("paced-cost".to_owned(), Value::Integer(20)));
+        bench.publish(costly);
     }
     publish(&bench, "none", 100);
     let start = Instant::now();

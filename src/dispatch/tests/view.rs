@@ -1,4 +1,4 @@
-//! What a dispatcher tells of itself: how many jobs wait for what, and what binds.
+//! The view of a dispatcher: how many jobs wait for what, and what binds.
 
 use std::sync::atomic::AtomicUsize;
 

@@ -20,7 +20,7 @@ async fn jobs_that_would_wait_for_too_long_are_refused_at_once() {
     let start = Instant::now();
     let done = bench.start();
     bench.ledger.count(90).await;
-    assert!(start.elapsed() < SECOND, "what cannot go in time does not wait to be told");
+    assert!(start.elapsed() < SECOND, "what cannot go in time gets its answer at once");
     let refused = dead_of(&bench, Reason::QueueFull);
     bench.end();
     done.await.unwrap();
@@ -119,7 +119,7 @@ async fn statuses_are_tried_again_as_configured() {
     dead.sort_unstable();
     assert_eq!(dead, ["final", "pauses"]);
     let last = bench.sink.millis(start)[3];
-    assert!(last >= 5000, "the downstream asked all to wait, whatever became of that job: {last}");
+    assert!(last >= 5000, "the downstream asked all to wait, also if that job ends: {last}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -184,7 +184,7 @@ impl Worker {
 
     fn halt(&mut self, reason: Reason) {
         if self.halt.source == SourceState::Stopping {
-            // The step that told of it went when the replica went on: it is stopped once more.
+            // The step that reported it went when the replica continued: it is stopped once more.
             self.halt.source = SourceState::Open;
         }
         self.halt.backlog_at_sweep = None;

@@ -46,7 +46,7 @@ async fn what_a_window_has_left_goes_to_jobs_that_cost_less() {
     assert!(released[8] <= 200, "{} ms: no window is idle", released[8]);
     assert!((60_000..60_100).contains(&released[9]), "{} ms", released[9]);
     let calls = bench.store.calls.load(Ordering::SeqCst);
-    assert!(calls <= 15, "{calls} calls: nobody asks in vain meanwhile");
+    assert!(calls <= 15, "{calls} calls: nobody asks without use meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,10 +121,10 @@ async fn costly_jobs_ask_a_store_of_their_own_no_more_often_than_they_must() {
     let released = bench.sink.millis(start);
     assert!(released[9] < 61_000, "{released:?}");
     let calls = bench.store.calls.load(Ordering::SeqCst);
-    assert!(calls < 1000, "{calls} calls, the looks whether it is there among them");
+    assert!(calls < 1000, "{calls} calls, the checks for it among them");
 }
 
-/// The round trip to the store varies between 1 ms and 4 ms. Whichever call comes first, a new window begins with the
+/// The round trip to the store varies between 1 ms and 4 ms. With either call first, a new window begins with the
 /// job that has waited longest.
 #[tokio::test(start_paused = true)]
 async fn jobs_that_cost_less_take_no_new_window_from_a_costly_job() {
@@ -136,13 +136,13 @@ async fn jobs_that_cost_less_take_no_new_window_from_a_costly_job() {
         let start = Instant::now();
         let _running = bench.start();
         bench.sink.arrived(7).await;
-        bench.publish(costs("dear", 5));
+        bench.publish(costs("costly", 5));
         sleep(SECOND).await;
         bench.store.farther.store(after, Ordering::SeqCst);
         bench.publish_many(7..30);
         bench.sink.arrived(15).await;
         let (ids, released) = (bench.sink.ids(), bench.sink.millis(start));
-        assert_eq!(ids[10], "dear", "{before} then {after} µs: {ids:?}");
+        assert_eq!(ids[10], "costly", "{before} then {after} µs: {ids:?}");
         assert!((60_000..60_100).contains(&released[10]), "{} ms", released[10]);
     }
 }
