@@ -106,9 +106,9 @@ impl Handles {
         Ok(tls)
     }
 
-    /// The files of each setting, which are watched from now on: connections check their files themselves when they are
-    /// opened, but a file that cannot be used is to be logged when it is put there, and not when a connection is lost
-    /// weeks later, and so is a certificate that ends. The admin server depends on it alone.
+    /// The files of each setting, which are watched from now on. Connections check their files themselves when they are
+    /// opened. But the log must name a file that cannot be used as soon as it is there, and not when a connection is lost
+    /// weeks later. The same holds for a certificate that ends. The admin server only depends on this watch.
     ///
     /// Exports when the certificates are valid. What is wrong with them at the start is a warning of the configuration.
     pub(super) fn watched(self) -> impl Iterator<Item = Arc<dyn Refresh>> {

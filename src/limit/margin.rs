@@ -1,7 +1,7 @@
 //! Margins: a limit whose period is a little longer than the API's, since arrivals jitter.
 //!
-//! Two jobs whose slots lie P apart may arrive P less the jitter apart. Where any N + 1 slots span P and a margin, an API
-//! that counts N in any period P, or from its own edges, never counts N + 1 as long as arrivals jitter by less.
+//! Two jobs whose slots lie P apart may arrive P less the jitter apart. With a margin, any N + 1 slots span P and the margin.
+//! So an API that allows N in any period P, or from its own edges, never counts N + 1 while arrivals jitter by less.
 
 use std::time::Duration;
 

@@ -160,8 +160,8 @@ impl Shared {
     }
 }
 
-/// What is known of one downstream, by the replicas and the store, and by the lengths of its queues and the rate over a span
-/// common to all replicas, if these are known.
+/// The state of one downstream, from the replicas and the store. If they are known, it has the lengths of its queues and the
+/// rate over a span common to all replicas.
 fn downstream(
     (name, view): (&String, &View),
     (replicas, known): (&[&Summary], &Known),

@@ -84,8 +84,8 @@ struct Quota {
 }
 
 impl Quota {
-    /// Reads the fields of all families: `RateLimit` of the draft of the IETF as a list and as a dictionary, and every field
-    /// that is named by a limit of rates and by what remains of it, such as `X-RateLimit-Remaining`,
+    /// Reads the fields of all families. One is `RateLimit` of the draft of the IETF, as a list and as a dictionary. The
+    /// others are all fields whose names contain a rate limit and `remaining`, such as `X-RateLimit-Remaining`,
     /// `x-ratelimit-remaining-requests` or `anthropic-ratelimit-tokens-remaining`. The reset is in the field of the same name
     /// with `reset` in place of `remaining`, or with `-after` behind that.
     fn read(headers: &HeaderMap) -> Self {

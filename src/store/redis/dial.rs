@@ -159,7 +159,7 @@ fn too_late() -> RedisError {
 }
 
 /// The first successful answer of several servers, or the error of each. The next server is asked when all earlier ones
-/// have failed or the last one has been silent for a while, so a server that is cut off costs no more than that.
+/// have failed, or the last one has been silent for a while. So a server that is cut off costs no more time than that.
 pub(super) async fn first<T: Send + 'static>(
     asked: Vec<impl Future<Output = Result<T, StoreError>> + Send + 'static>,
 ) -> Result<T, Vec<StoreError>> {
