@@ -49,9 +49,9 @@ bench: servers ## Measure paced next to loops without it, and write docs/benchma
 footprint: servers ## Count the crates that embedding paced takes, and time their build
 	@tests/support/footprint.sh
 
-generated: ## Write what is made from the keys in src/config, tests/it/apis.toml and states.toml: config/paced.toml, docs/reference/configuration.md, docs/apis.md, a table of docs/troubleshooting.md
+generated: ## Write what is made from the keys in src/config, tests/it/apis.toml, states.toml and CONTRIBUTING.md: config/paced.toml, docs/reference/configuration.md, docs/apis.md, a table of docs/troubleshooting.md, docs/images/house.svg
 	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --lib -- config::tests::generated
-	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --test it -- apis::the_page states::the_table
+	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --test it -- apis::the_page states::the_table house::picture
 
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@CARGO="$(CARGO)" tests/support/run-tests.sh all

@@ -1,5 +1,5 @@
 //! Bounds how much of the log a stranger can fill: log lines that follow from what others send are written
-//! one by one up to so many a second, and the rest of them is summarized.
+//! one by one up to a number a second, and the rest of them is summarized.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,21 +10,21 @@ use tokio::time::Instant;
 
 use crate::lock::lock;
 
-/// Lines that are logged singly in a second, at most, where nothing else is said.
-const SINGLY: u32 = 10;
+/// The most lines a second that are logged one by one, unless a log has its own bound.
+const SINGLES: u32 = 10;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How long lines are counted before a summary tells of them.
+/// How long lines are counted before a summary is logged.
 const SUMMARY: Duration = Duration::from_secs(10);
 
-/// Logs singly, or counts for a summary. One is shared by all whose lines have one bound.
+/// Logs a line, or counts it for a summary. All lines that have one bound share one log.
 pub struct BoundedLog {
     budget: Mutex<Budget>,
     summarize: Box<dyn Fn(Summary) + Send + Sync>,
 }
 
-/// The lines that were not logged singly.
+/// The lines that were counted and not logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// How many there were.
@@ -45,18 +45,18 @@ impl fmt::Display for Summary {
 }
 
 impl BoundedLog {
-    /// Logs ten lines a second singly. Summaries go to `summarize`, which writes a line for each.
+    /// Logs ten lines a second one by one. Summaries go to `summarize`, which writes a line for each.
     pub fn new(summarize: impl Fn(Summary) + Send + Sync + 'static) -> Arc<Self> {
-        Self::with_bound(SINGLY, SECOND, summarize)
+        Self::with_bound(SINGLES, SECOND, summarize)
     }
 
-    /// As [`BoundedLog::new`], with `singly` lines in each `span`.
+    /// As [`BoundedLog::new`], with `max_singles` lines in each `span`.
     pub fn with_bound(
-        singly: u32,
+        max_singles: u32,
         span: Duration,
         summarize: impl Fn(Summary) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let budget = Mutex::new(Budget::new(Instant::now(), singly, span));
+        let budget = Mutex::new(Budget::new(Instant::now(), max_singles, span));
         Arc::new(Self { budget, summarize: Box::new(summarize) })
     }
 
@@ -70,7 +70,7 @@ impl BoundedLog {
             Line::Counted { first: false } => {}
             Line::Counted { first: true } => {
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                    // The task must not keep the log: whoever drops it wants the summary at once.
+                    // The task must not keep the log: when its owner drops it, the summary is due at once.
                     let log = Arc::downgrade(self);
                     drop(runtime.spawn(Self::summarize_later(log)));
                 }
@@ -110,7 +110,7 @@ impl fmt::Debug for BoundedLog {
 enum Line {
     Single,
     Counted {
-        /// It is the first one that the next summary tells of.
+        /// It is the first one of the next summary.
         first: bool,
     },
 }
@@ -118,8 +118,8 @@ enum Line {
 /// The part of a span's lines that is used up, and the contents of the next summary. It has no I/O.
 #[derive(Debug)]
 struct Budget {
-    /// Lines that are logged singly in a span, at most.
-    singly: u32,
+    /// The most lines that are logged one by one in a span.
+    max_singles: u32,
     span: Duration,
     /// When the present span began.
     begun: Instant,
@@ -128,15 +128,15 @@ struct Budget {
 }
 
 impl Budget {
-    const fn new(now: Instant, singly: u32, span: Duration) -> Self {
-        Self { singly, span, begun: now, singles: 0, counted: BTreeMap::new() }
+    const fn new(now: Instant, max_singles: u32, span: Duration) -> Self {
+        Self { max_singles, span, begun: now, singles: 0, counted: BTreeMap::new() }
     }
 
     fn line(&mut self, now: Instant, kind: &'static str) -> Line {
         if now.saturating_duration_since(self.begun) >= self.span {
             (self.begun, self.singles) = (now, 0);
         }
-        if self.singles < self.singly {
+        if self.singles < self.max_singles {
             self.singles += 1;
             return Line::Single;
         }
@@ -155,15 +155,15 @@ impl Budget {
 mod tests {
     use super::*;
 
-    type Told = Arc<Mutex<Vec<String>>>;
+    type Summaries = Arc<Mutex<Vec<String>>>;
 
-    fn log() -> (Arc<BoundedLog>, Told) {
-        let told = Told::default();
-        let theirs = Arc::clone(&told);
+    fn log() -> (Arc<BoundedLog>, Summaries) {
+        let summaries = Summaries::default();
+        let theirs = Arc::clone(&summaries);
         let log = BoundedLog::new(move |summary| {
             theirs.lock().unwrap().push(format!("{}: {summary}", summary.lines));
         });
-        (log, told)
+        (log, summaries)
     }
 
     fn singles(log: &Arc<BoundedLog>, kind: &'static str, lines: u32) -> u32 {
@@ -174,26 +174,26 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ten_a_second_are_logged_and_the_rest_is_summarized() {
-        let (log, told) = log();
+        let (log, summaries) = log();
         assert_eq!(singles(&log, "status", 7), 7);
         assert_eq!(singles(&log, "bad-id", 20), 3);
         assert_eq!(singles(&log, "status", 1), 0);
         tokio::time::sleep(SECOND).await;
         assert_eq!(singles(&log, "bad-id", 12), 10, "another second");
-        assert!(told.lock().unwrap().is_empty(), "not yet");
+        assert!(summaries.lock().unwrap().is_empty(), "not yet");
         tokio::time::sleep(SUMMARY - SECOND + Duration::from_millis(1)).await;
-        assert_eq!(*told.lock().unwrap(), ["20: bad-id 19, status 1"]);
+        assert_eq!(*summaries.lock().unwrap(), ["20: bad-id 19, status 1"]);
         tokio::time::sleep(10 * SUMMARY).await;
-        assert_eq!(told.lock().unwrap().len(), 1, "nothing more happened");
+        assert_eq!(summaries.lock().unwrap().len(), 1, "nothing more happened");
 
         assert_eq!(singles(&log, "status", 11), 10);
         drop(log);
-        assert_eq!(told.lock().unwrap()[1..], ["1: status 1"], "the end tells of the rest");
+        assert_eq!(summaries.lock().unwrap()[1..], ["1: status 1"], "the end summarizes the rest");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_flood_takes_eleven_lines_a_second_at_most() {
-        let (log, told) = log();
+        let (log, summaries) = log();
         let mut all = 0;
         for _ in 0..600 {
             all += singles(&log, "bad-id", 100);
@@ -201,13 +201,13 @@ mod tests {
         }
         assert_eq!(all, 600, "60 seconds");
         drop(log);
-        let counts: Vec<u64> = told
+        let counts: Vec<u64> = summaries
             .lock()
             .unwrap()
             .iter()
             .map(|line| line.split(':').next().unwrap().parse().unwrap())
             .collect();
-        assert_eq!(counts.iter().sum::<u64>(), 60_000 - 600, "every one is told of");
+        assert_eq!(counts.iter().sum::<u64>(), 60_000 - 600, "each line is in a summary");
         assert!(counts.len() <= 7, "{counts:?}");
     }
 }

@@ -161,7 +161,7 @@ fn name(limit: &str) -> Result<&StringRef, HeaderError> {
 /// Returns a quantity and a number of seconds: the burst, and the time in which it returns, rounded up.
 ///
 /// A window is whole seconds. Ten units that return in 100 ms would be stated as 10 in a second, a tenth of what is
-/// allowed, so that below a second it is the quantity that returns in one.
+/// allowed. So below a second it is the quantity that returns in one.
 fn quota(limit: &Limit) -> (Integer, Integer) {
     let (rate, burst) = (limit.rate(), u128::from(limit.burst()));
     let (count, period) = (u128::from(rate.count()), u128::from(rate.period_micros()));

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_done_whatever_runtime_its_caller_is_on() {
+    fn work_is_done_on_every_runtime_of_its_caller() {
         let (idle, ended) = (current_thread(), current_thread().handle().clone());
         let sleep = || tokio::time::sleep(Duration::from_millis(1));
         let home = Home::default();

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_reduced_before_they_are_judged_and_shown_whatever_their_size() {
+    fn rates_of_any_size_are_reduced_before_they_are_checked_and_shown() {
         let rate = |count, micros| Rate::new(count, Duration::from_micros(micros));
         assert_eq!(rate(400, 400 * LONGEST).unwrap(), rate(1, LONGEST).unwrap());
         assert_eq!(rate(1, 20_000_000_000_001).unwrap().to_string(), "1000000/20000000000001s");

@@ -17,6 +17,14 @@ impl Machine {
     }
 }
 
+/// The beginning of the page.
+const HEAD: &str = "# Benchmarks\n\n\
+    `make bench` writes this page; every number on it comes from a run. A private Redis, a private RabbitMQ, the APIs, \
+    the release binary of `paced` and the loops for comparison share one machine. So these are ratios and distances to \
+    compare, not capacities to plan with. A figure is the median of the runs. If it must hold in every run (jobs lost, \
+    jobs doubled), it is the worst. The bound of a figure is in parentheses; a figure that misses its bound is in \
+    bold.\n\n";
+
 /// When and how a section was measured.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -80,13 +88,13 @@ pub fn file() -> PathBuf {
 /// that is there. `order` is that of all scenarios.
 pub fn write(sections: &[Section], machine: &Machine, run: &Run, order: &[&str]) -> Result<(), String> {
     let file = file();
-    let head = head(machine);
+    let table = machine_table(machine);
     let old = fs::read_to_string(&file).unwrap_or_default();
-    let mut parts = if old.starts_with(&head) { parts(&old) } else { BTreeMap::new() };
+    let mut parts = if old.contains(&table) { parts(&old) } else { BTreeMap::new() };
     for section in sections {
         parts.insert(section.name.to_owned(), render(section, run));
     }
-    let mut text = head;
+    let mut text = format!("{HEAD}{table}");
     for name in order {
         if let Some(part) = parts.get(*name) {
             let _ = write!(text, "\n{}{part}{}", begin(name), end(name));
@@ -118,15 +126,8 @@ fn parts(page: &str) -> BTreeMap<String, String> {
     parts
 }
 
-fn head(machine: &Machine) -> String {
-    let mut text = "# Benchmarks\n\n\
-        `make bench` writes this page; every number on it comes from a run. A private Redis, a private RabbitMQ, \
-        the APIs, the release binary of `paced` and the loops for comparison share one machine. So these are ratios \
-        and distances to compare, not capacities to plan with. A figure is the median of \
-        the runs. If it must hold in every run (jobs lost, jobs doubled), it is the worst. The bound of a figure \
-        is in parentheses; a figure that misses its bound is in bold.\n\n\
-        | | |\n|---|---|\n"
-        .to_owned();
+fn machine_table(machine: &Machine) -> String {
+    let mut text = "| | |\n|---|---|\n".to_owned();
     for (name, value) in &machine.0 {
         let _ = writeln!(text, "| {name} | {value} |");
     }

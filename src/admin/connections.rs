@@ -7,8 +7,8 @@
 //! loses its oldest idle one.
 //!
 //! A request that may take long, or whose answer is large, needs a permit of its [`RequestClass`]; without one it is refused
-//! at once. It holds the permit until its answer is written, so that slow readers use up the permits of their class and
-//! nothing else, and a connection that holds a permit is not evicted. But where the permits of a class are used up, a
+//! at once. It holds the permit until its answer is written. So slow readers use up the permits of their class and nothing
+//! else, and a connection that holds a permit is not evicted. But where the permits of a class are used up, a
 //! request evicts an answer that its client does not read: one whose writing takes longer than [`MIN_WRITING`], of the
 //! network with the most permits. No such answer is written for longer than [`MAX_WRITING`]. There are fewer permits than
 //! connections, of one network too, so that a new connection always finds an idle one to evict. Probes need no permit.

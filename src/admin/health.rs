@@ -27,7 +27,7 @@ const UNUSABLE_TERMS: &str =
 /// has lost the broker, has all of them again by then.
 const MISSING_FOR: Duration = Duration::from_secs(30);
 
-/// How long nobody has asked before it begins anew: what became of the queues meanwhile is not known.
+/// How long nobody has asked before it starts again: what became of the queues meanwhile is not known.
 const UNASKED: Duration = Duration::from_secs(150);
 
 /// What is said of a queue without which the daemon is ready.
@@ -104,7 +104,7 @@ pub(crate) trait Checks: Send + Sync + 'static {
     /// Checks all conditions now. Cancel safe.
     fn run_checks(&self) -> BoxFuture<'_, Vec<Check>>;
 
-    /// Whether all dispatchers run, whatever becomes of their jobs.
+    /// Whether all dispatchers run, also if their jobs fail.
     fn is_alive(&self) -> bool;
 }
 
@@ -259,7 +259,7 @@ mod tests {
         assert!(lasting(&[("a", false), ("b", false)], 31).is_empty(), "nothing is consumed");
         assert_eq!(lasting(&[("a", true), ("b", false)], 32), ["b"]);
         assert!(lasting(&[("a", true), ("b", true)], 33).is_empty());
-        assert!(lasting(&[("a", true), ("b", false)], 34).is_empty(), "the time begins anew");
+        assert!(lasting(&[("a", true), ("b", false)], 34).is_empty(), "the time begins again");
         assert!(lasting(&[("a", true), ("b", false)], 600).is_empty(), "nobody has asked for long");
     }
 
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_hangs_or_fails_is_told_in_time() {
+    async fn a_store_that_hangs_or_fails_is_reported_in_time() {
         let start = Instant::now();
         let (_, hanging) = probe(60_000, None);
         let late = "the store at store.example:6379 is not reachable: no answer within 750ms; is it running, and its URL right?";

@@ -210,8 +210,8 @@ mod tests {
         let listed = "[+]downstream/a ok\n[-]downstream/b failed: gone\nreadyz check passed\n";
         assert_eq!(ask(&checks, "/readyz?verbose").await, (200, listed.to_owned()));
         assert_eq!(ask(&checks, "/livez").await, (200, "ok\n".to_owned()));
-        let told = "a dispatcher is stuck; the log names it\n".to_owned();
-        assert_eq!(ask(&[Check::new("stuck", Ok(()))], "/livez").await, (503, told));
+        let text = "a dispatcher is stuck; the log names it\n".to_owned();
+        assert_eq!(ask(&[Check::new("stuck", Ok(()))], "/livez").await, (503, text));
     }
 
     #[tokio::test]

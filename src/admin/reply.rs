@@ -26,7 +26,7 @@ impl Refusal {
         Self { status, text: text.into(), retry_after: None, is_unknown: false }
     }
 
-    /// A refusal of a request that may be sent again after so many seconds.
+    /// A refusal of a request that may be sent again after `seconds` seconds.
     pub(crate) fn later(status: StatusCode, text: impl Into<String>, seconds: u64) -> Self {
         Self { retry_after: Some(seconds), ..Self::new(status, text) }
     }
@@ -40,7 +40,7 @@ impl Refusal {
         Self::new(StatusCode::UNAUTHORIZED, text)
     }
 
-    /// The same for a change that may have been made all the same.
+    /// The same for a change that may have been made nevertheless.
     pub(super) fn or_made(self) -> Self {
         let text = format!("{}; it may have been changed: check whether it was", self.text);
         Self { text, is_unknown: true, ..self }

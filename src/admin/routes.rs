@@ -80,7 +80,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Whoever sent this request, with the token of `holder`.
+    /// The client that sent this request, with the token of `holder`.
     fn of(peer: &Peer, holder: Holder, headers: &HeaderMap) -> Self {
         let claimed = headers.get(CLAIMED).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let certificate = peer.certificate().unwrap_or_default();

@@ -181,7 +181,7 @@ impl Serving {
                     };
                     self.answer(stream, &peer).await;
                 }
-                Some(Ok(Err(error))) => tell_handshake(&connection.peer, &error),
+                Some(Ok(Err(error))) => log_handshake(&connection.peer, &error),
                 Some(Err(_)) | None => {}
             }
         };
@@ -227,7 +227,7 @@ impl Serving {
 }
 
 /// Logs that a client was refused, or has refused the server. Anybody can cause the line.
-fn tell_handshake(peer: &Peer, error: &io::Error) {
+fn log_handshake(peer: &Peer, error: &io::Error) {
     // A client that only connects, as a probe of the port does, is no news.
     if error.kind() == io::ErrorKind::UnexpectedEof {
         return;
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_ends_in_a_second_whoever_is_connected() {
+    async fn it_ends_in_a_second_with_any_client() {
         let server = started().await;
         let address = server.address();
         let mut deaf = TcpStream::connect(address).await.unwrap();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_taken_is_told_with_what_to_do() {
+    async fn the_error_of_a_taken_address_says_what_to_do() {
         let taken = bind("127.0.0.1:0").await.unwrap();
         let listen = taken.local_addr().unwrap().to_string();
         let error = bind(&listen).await.unwrap_err();

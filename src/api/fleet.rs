@@ -10,7 +10,7 @@ pub struct Fleet {
     /// All replicas.
     pub replicas: Vec<Replica>,
     /// The replicas that have not been heard from for some time, and that did not end in order: they hang, were killed, or
-    /// do not reach the store. While the store does not answer the one that tells this, they are all others.
+    /// do not reach the store. While the store does not answer the replica that reports this, they are all others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent: Vec<Silent>,
 }
@@ -47,6 +47,6 @@ pub struct Silent {
     pub host: String,
     /// The process id.
     pub pid: u32,
-    /// When it told of itself last.
+    /// When it reported its state last.
     pub seen_at: Millis,
 }

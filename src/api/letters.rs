@@ -88,7 +88,7 @@ pub struct Bounds {
     /// The most letters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
-    /// Examines only so many letters, from the oldest one on.
+    /// Examines only this number of letters, from the oldest one on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first: Option<u32>,
     /// Only letters that died by this instant, such as [`List::listed_at`], and those whose time of death is not known.

@@ -85,7 +85,7 @@ pub const CHANGES: Endpoint<(), history::Changes> =
     Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/changes");
 /// The terms in the store, also those that cannot be read.
 pub const TERMS: Endpoint<(), StoredTerms> = Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/terms");
-/// Puts the limits of the file of the replica that answers in force, whatever the revision of those in force.
+/// Puts the limits of the file of the replica that answers in force, also if those in force have a higher revision.
 pub const FORCE_TERMS: Endpoint<order::ForceTerms, Downstream> =
     Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/terms/force");
 /// Puts the limits of that file in place of all terms in the store, also of those that cannot be read.

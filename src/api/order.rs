@@ -69,7 +69,7 @@ pub struct Reset {
     pub reason: Option<String>,
 }
 
-/// Puts the limits of the file of the replica that answers in force, whatever the revision of those in force.
+/// Puts the limits of the file of the replica that answers in force, also if those in force have a higher revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForceTerms {

@@ -254,19 +254,19 @@ mod tests {
     }
 
     #[test]
-    fn pauses_and_overrides_are_told_with_who_and_why() {
-        let told = r#"{
+    fn pauses_and_overrides_are_shown_with_who_and_why() {
+        let json = r#"{
             "name": "a", "limits": [], "failures": [], "replicas": [], "rate": 0, "released": 0, "delivered": 0,
             "waiting": 0, "delayed": 0, "retrying": 0, "held": 0, "sending": 0, "settling": 0,
             "binding": {"reason": "paused", "since": 0, "text": "paused"},
             "pause": {"by": "ops", "reason": "main\u001b[2Jtenance", "at": 60000},
             "overrides": [{"limit": "pace", "rate": "20/s", "until": 120000, "by": "ops", "set_at": 0}]
         }"#;
-        let facts = of(&serde_json::from_str(told).unwrap(), 120_000);
-        let told = |title: &str| facts.iter().find(|fact| fact.0 == title).unwrap().1.clone();
-        assert_eq!(told("pause"), "by ops until somebody resumes, for 1 min 0 s: main\\u{1b}[2Jtenance");
+        let facts = of(&serde_json::from_str(json).unwrap(), 120_000);
+        let fact = |title: &str| facts.iter().find(|fact| fact.0 == title).unwrap().1.clone();
+        assert_eq!(fact("pause"), "by ops until somebody resumes, for 1 min 0 s: main\\u{1b}[2Jtenance");
         assert_eq!(
-            told("override"),
+            fact("override"),
             "pace 20/s by ops since 1970-01-01 00:00:00 UTC until 1970-01-01 00:02:00 UTC"
         );
     }

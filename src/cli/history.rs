@@ -22,8 +22,8 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     };
     let mut all: Vec<(String, Change)> = Vec::new();
     for name in names {
-        let told = daemon.ask(&CHANGES, &name, &()).await?;
-        all.extend(told.changes.into_iter().map(|change| (name.clone(), change)));
+        let answer = daemon.ask(&CHANGES, &name, &()).await?;
+        all.extend(answer.changes.into_iter().map(|change| (name.clone(), change)));
     }
     // Those of one instant stay in the order of the downstreams.
     all.sort_by_key(|(_, change)| change.at);

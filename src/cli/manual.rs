@@ -1,4 +1,4 @@
-//! `paced completions` and `paced man`: made of the definition of the command line, so that they tell what it takes.
+//! `paced completions` and `paced man`: made of the definition of the command line, so that they have all of its options.
 
 use std::path::PathBuf;
 

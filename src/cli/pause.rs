@@ -50,8 +50,7 @@ pub(super) async fn resume(global: &Global, args: ResumeArgs) -> Result<(), Exit
     change(global, &RESUME, which, Resume { reason }).await
 }
 
-/// Changes one downstream, or each: where one cannot be changed, the others are all the same, and the first exit code
-/// counts.
+/// Changes one downstream, or each. If one cannot be changed, the others still are, and the first exit code counts.
 async fn change<O: Serialize>(
     global: &Global,
     endpoint: &Endpoint<O, Downstream>,

@@ -237,7 +237,7 @@ async fn follow(
     End::Stopped { cut_off: progress.open() }
 }
 
-/// The number of entries of the input, if it can be told soon.
+/// The number of entries of the input, if it is known soon.
 async fn known(total: &Total, progress: &Progress) -> Option<u64> {
     let counted = || progress.entries().or_else(|| total.get());
     // Without a wait where it is there: even the first tick of a timer may come later than the end of no patience.

@@ -216,7 +216,7 @@ impl Target {
     }
 }
 
-/// True where each further job would only wait as long in vain.
+/// True if each further job would only wait as long, and fail too.
 const fn is_lost(error: &PublishError) -> bool {
     matches!(error, PublishError::Unavailable | PublishError::TimedOut { .. } | PublishError::Lost(_))
 }

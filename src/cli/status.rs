@@ -49,7 +49,7 @@ pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
 fn clear() {
     if stdout().is_terminal() {
         use std::io::Write as _;
-        // A terminal that takes nothing shows nothing, which the next line tells.
+        // If the terminal cannot be written, the next line fails with the error.
         let _ = stdout().write_all(b"\x1b[H\x1b[2J");
     }
 }

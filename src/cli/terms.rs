@@ -55,26 +55,30 @@ pub(super) async fn run(global: &Global, command: Command) -> Result<(), Exit> {
 }
 
 async fn show(global: &Global, downstream: &str) -> Result<(), Exit> {
-    let told = Daemon::of(global)?.ask(&TERMS, downstream, &()).await?;
+    let stored = Daemon::of(global)?.ask(&TERMS, downstream, &()).await?;
     if global.output == Output::Json {
-        return out::json(&told);
+        return out::json(&stored);
     }
-    lines(&told).iter().try_for_each(out::line)
+    lines(&stored).iter().try_for_each(out::line)
 }
 
-fn lines(told: &StoredTerms) -> Vec<String> {
+fn lines(stored: &StoredTerms) -> Vec<String> {
     let number = |number: Option<u64>| number.map_or_else(|| "none".to_owned(), |number| number.to_string());
     let mut lines = vec![
-        format!("generation    {}", told.generation),
-        format!("version       {} (the daemon reads up to {})", number(told.version), told.reads_version),
-        format!("revision      {} (the daemon's file: {})", number(told.revision), number(told.own_revision)),
+        format!("generation    {}", stored.generation),
+        format!("version       {} (the daemon reads up to {})", number(stored.version), stored.reads_version),
+        format!(
+            "revision      {} (the daemon's file: {})",
+            number(stored.revision),
+            number(stored.own_revision)
+        ),
         format!(
             "in force      {}",
-            if told.is_own { "the limits of the daemon's file" } else { "other limits" }
+            if stored.is_own { "the limits of the daemon's file" } else { "other limits" }
         ),
     ];
-    lines.extend(told.error.as_ref().map(|error| format!("error         {}", out::printable(error))));
-    lines.extend(told.text.as_ref().map(|text| format!("text          {}", out::printable(text))));
+    lines.extend(stored.error.as_ref().map(|error| format!("error         {}", out::printable(error))));
+    lines.extend(stored.text.as_ref().map(|text| format!("text          {}", out::printable(text))));
     lines
 }
 
@@ -108,7 +112,7 @@ mod tests {
 
     #[test]
     fn terms_that_cannot_be_read_are_shown_all_the_same() {
-        let told = StoredTerms {
+        let stored = StoredTerms {
             generation: 7,
             version: Some(9),
             reads_version: 2,
@@ -118,7 +122,7 @@ mod tests {
             ..StoredTerms::default()
         };
         assert_eq!(
-            lines(&told),
+            lines(&stored),
             [
                 "generation    7",
                 "version       9 (the daemon reads up to 2)",

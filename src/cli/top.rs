@@ -108,12 +108,12 @@ async fn watch(
                 view.on_changed(outcome);
                 answer = Box::pin(ask(daemon, Duration::ZERO));
             }
-            told = &mut answer => {
+            answered = &mut answer => {
                 answer = Box::pin(ask(daemon, POLL));
-                match told {
-                    Ok(told) => {
-                        view.on_answer(&told, wall_now().0 / 1000);
-                        state = Some(told);
+                match answered {
+                    Ok(answered) => {
+                        view.on_answer(&answered, wall_now().0 / 1000);
+                        state = Some(answered);
                     }
                     // Wrong tokens are counted: to go on would have this address refused for everybody on it.
                     Err(failure) if failure.exit == Exit::Unauthorized => return Err(End::Refused(failure)),
@@ -145,7 +145,7 @@ async fn carry_out(daemon: &Daemon, Change { order, downstream }: Change) -> Res
     };
     match changed {
         Ok(changed) => Ok(pause::outcome(&downstream, &changed)),
-        // It may have been done all the same.
+        // It may have been done nevertheless.
         Err(failure) if failure.exit == Exit::Unavailable => {
             Err(format!("it is not known whether {downstream} was changed: {}", failure.text))
         }

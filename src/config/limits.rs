@@ -48,7 +48,7 @@ pub(super) fn of_downstream<'v>(reader: &mut Reader<'v>, table: &Table<'v>) -> O
     if let Some(at) = table.has(RATE.name).then(|| reader.given(table, RATE.name)).flatten() {
         let limit = rate.and_then(|rate| {
             let limit = Limit::leaky_bucket(format!("{}-0", ALGORITHMS[0]), rate, 1);
-            told(reader, table, limit)
+            or_wrong_rate(reader, table, limit)
         });
         limits.push(limit.map(|limit| NamedLimit { limit, at, burst: None, cost: None, cost_at: None }));
     }
@@ -178,7 +178,7 @@ fn limit<'v>(reader: &mut Reader<'v>, table: &Table<'v>, ordinal: usize, prefix:
     let algorithm = reader.choice(table, &ALGORITHM, "no algorithm", &ALGORITHMS.map(|name| (name, name)));
     let name = reader.parsed(table, &NAME, word::limit_name);
     let Some(algorithm) = algorithm else {
-        // All keys are known, whichever algorithm it is.
+        // Without the algorithm, no key counts as unknown.
         let keys = KEYS.map(|(key, _)| key).into_iter().chain([LIMIT_RATE]);
         keys.for_each(|key| drop(reader.given(table, key.name)));
         return None;
@@ -229,7 +229,7 @@ fn as_written<'v>(
             } else {
                 reader.integer_or(table, &CAPACITY, Some(count.unwrap_or(1)))
             };
-            let refill = told(reader, table, refill?.rate())?;
+            let refill = or_wrong_rate(reader, table, refill?.rate())?;
             Limit::token_bucket(name, refill, capacity?)
         }
         "fixed-window" => {
@@ -382,7 +382,12 @@ fn built<'v>(reader: &mut Reader<'v>, table: &Table<'v>, limit: Result<Limit, Li
     wrong(reader, table, keys, &error.to_string())
 }
 
-fn told<'v, T, E: Display>(reader: &mut Reader<'v>, table: &Table<'v>, read: Result<T, E>) -> Option<T> {
+/// Returns what was read, or reports the error at the rate.
+fn or_wrong_rate<'v, T, E: Display>(
+    reader: &mut Reader<'v>,
+    table: &Table<'v>,
+    read: Result<T, E>,
+) -> Option<T> {
     read.map_or_else(|error| wrong(reader, table, &["rate"], &error.to_string()), Some)
 }
 

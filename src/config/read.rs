@@ -102,7 +102,7 @@ fn plans<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Plans<'v> {
             reader.wrong_name(&plan, problem);
         }
         let limits = limits::of_plan(reader, &plan, &name);
-        warnings::moot(reader, &limits.iter().flatten().collect::<Vec<_>>());
+        warnings::ineffective_limits(reader, &limits.iter().flatten().collect::<Vec<_>>());
         plans.insert(name, named.ok().and(limits));
     }
     plans

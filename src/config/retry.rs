@@ -119,7 +119,7 @@ fn retryable_statuses<'v>(
         }
         return None;
     }
-    // A downstream that throttles takes the job later, whatever its other answers mean.
+    // A downstream that throttles takes the job later, so 429 is always one of them.
     let on = on.map_or_else(Statuses::temporary, |on| on.with(429, 429));
     let never = never.unwrap_or(Statuses::NONE);
     Some((on.without(never), never, unauthorized))

@@ -29,7 +29,7 @@ impl<'v> Reader<'v> {
         for spelling in spellings {
             given.extend(self.find(table, spelling).map(|found| (spelling, found)));
         }
-        // A source overrides lower ones, whichever spelling each uses.
+        // A source overrides lower ones, also if they spell the key differently.
         let top = given.iter().map(|(_, found)| self.layers[found.layer].rank).max();
         given.retain(|(_, found)| Some(self.layers[found.layer].rank) == top);
         if let [(first, _), (second, found), ..] = &given[..] {

@@ -232,7 +232,7 @@ pub struct Http {
     pub methods: Vec<String>,
     /// Whether the path of a job may have `%2F`.
     pub encoded_slash: bool,
-    /// Whether a dead letter has the beginning of the answer that its job died of.
+    /// Whether a dead letter has the beginning of the answer after which its job was dead.
     pub keep_response: bool,
     /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached; `None` if directly.
     pub proxy: Option<Secret>,

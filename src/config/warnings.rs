@@ -29,7 +29,7 @@ pub(super) fn downstream<'v>(
     own: &[&NamedLimit<'v>],
     settings: &Downstream,
 ) {
-    moot(reader, own);
+    ineffective_limits(reader, own);
     bursts(reader, own, settings);
     concurrency(reader, table, settings);
 }
@@ -58,13 +58,13 @@ pub(super) fn shared_plans<'v, 'l>(
 }
 
 /// Warns of limits that never bind, since another one of them is never wider.
-pub(super) fn moot<'v>(reader: &mut Reader<'v>, limits: &[&NamedLimit<'v>]) {
+pub(super) fn ineffective_limits<'v>(reader: &mut Reader<'v>, limits: &[&NamedLimit<'v>]) {
     for (index, given) in limits.iter().enumerate() {
         let by = limits.iter().enumerate().find(|(other, by)| {
-            // If two limits make each other moot, the later one is reported.
+            // If two limits make each other ineffective, the later one is reported.
             *other != index
-                && is_moot(&given.limit, &by.limit)
-                && (*other < index || !is_moot(&by.limit, &given.limit))
+                && is_ineffective(&given.limit, &by.limit)
+                && (*other < index || !is_ineffective(&by.limit, &given.limit))
         });
         // The same limit twice is charged twice, which is a limit of its own.
         let Some((_, by)) = by.filter(|(_, by)| by.limit.name() != given.limit.name()) else { continue };
@@ -83,7 +83,7 @@ pub(super) fn moot<'v>(reader: &mut Reader<'v>, limits: &[&NamedLimit<'v>]) {
 }
 
 /// Whether `by` never allows what `limit` would not, for jobs that cost 1.
-fn is_moot(limit: &Limit, by: &Limit) -> bool {
+fn is_ineffective(limit: &Limit, by: &Limit) -> bool {
     if !limit.is_even() {
         return by.most_within(period(limit)) <= limit.burst();
     }
@@ -127,7 +127,7 @@ fn bursts<'v>(reader: &mut Reader<'v>, own: &[&NamedLimit<'v>], settings: &Downs
     }
 }
 
-/// Warns if the rate cannot be reached with so many sends at once.
+/// Warns if the rate cannot be reached with the concurrency of the settings.
 fn concurrency<'v>(reader: &mut Reader<'v>, table: &Table<'v>, settings: &Downstream) {
     let (rate, concurrency) = (settings.limits.rate(), settings.concurrency);
     let timeout = settings.http.timeout;
@@ -287,7 +287,7 @@ pub(super) fn readable<'v>(reader: &mut Reader<'v>, found: &Found<'v>, file: &Pa
 pub(super) const fn readable<'v>(_: &mut Reader<'v>, _: &Found<'v>, _: &Path) {}
 
 /// The mode of a file that every user can read; `None` if not all can, or the system does not say so. Links are followed,
-/// and whoever may not enter one of the directories on the way cannot read the file either.
+/// and a user who may not enter one of the directories on the way cannot read the file either.
 #[cfg(unix)]
 fn mode_for_all(file: &Path) -> Option<u32> {
     use std::os::unix::fs::PermissionsExt as _;

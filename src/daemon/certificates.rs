@@ -23,7 +23,7 @@ const REPEAT: Duration = Duration::from_secs(86_400);
 
 /// Files with a certificate that this process shows, which may be replaced while it runs.
 pub(super) trait Files: Send + Sync {
-    /// Looks at the files, and reads again what has changed; what comes of it is logged. It blocks while it does.
+    /// Checks the files, reads again those that have changed, and logs the result. It blocks meanwhile.
     fn refresh(&self);
 
     /// Whether they cannot be used, so the old contents stay in use.
@@ -94,7 +94,7 @@ impl Handles {
     }
 
     /// TLS for HTTP with these options, which a setting has. All settings with equal options share one handle, so that
-    /// their files are looked at and read once.
+    /// their files are checked and read once.
     pub(super) fn http(&mut self, setting: String, options: &TlsOptions) -> Result<Tls, TlsError> {
         if let Some((tls, place)) = self.http.get(options) {
             self.all[*place].0.push(setting);
@@ -106,9 +106,9 @@ impl Handles {
         Ok(tls)
     }
 
-    /// The files of each setting, which are watched from now on: connections check their files themselves when they are
-    /// opened, but a file that cannot be used is to be logged when it is put there, and not when a connection is lost
-    /// weeks later, and so is a certificate that ends. The admin server depends on it alone.
+    /// The files of each setting, which are watched from now on. Connections check their files themselves when they are
+    /// opened. But the log must name a file that cannot be used as soon as it is there, and not when a connection is lost
+    /// weeks later. The same holds for a certificate that ends. The admin server only depends on this watch.
     ///
     /// Exports when the certificates are valid. What is wrong with them at the start is a warning of the configuration.
     pub(super) fn watched(self) -> impl Iterator<Item = Arc<dyn Refresh>> {
@@ -169,10 +169,10 @@ impl Shown {
     }
 
     /// What is to be logged of the certificate that is in use now: what is new, and once a day what is not. Nothing is at
-    /// the first call, since the configuration has told it then.
+    /// the first call, since the configuration has reported it then.
     ///
     /// A certificate that was replaced while the process runs may live for less than the two weeks in which others are to
-    /// be renewed: it is told of only once it should have been replaced.
+    /// be renewed: it is logged only once it should have been replaced.
     fn news(&mut self, validity: Validity, wall: Micros, now: Instant) -> Option<Concern> {
         let is_first = self.validity.is_none();
         self.is_renewed |= !is_first && self.validity != Some(validity);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_configuration_has_told_is_logged_the_day_after() {
+    fn what_the_configuration_has_reported_is_logged_the_day_after() {
         let mut bench = Bench::new();
         assert_eq!(bench.news(0, 0, 5), None);
         assert_eq!(bench.news(0, 0, 6), None);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_renewed_by_itself_is_told_of_when_that_ends() {
+    fn a_certificate_that_is_renewed_by_itself_is_logged_once_it_is_not() {
         let mut bench = Bench::new();
         let hours = |count: u64| count * 3600;
         assert_eq!(bench.news(0, DAY, 0), None);
@@ -266,8 +266,11 @@ mod tests {
         }
         // Nobody renews the last one.
         let last = hours(144);
-        let told = bench.news(last, last + DAY, last + hours(16) + 1);
-        assert!(matches!(told, Some(Concern::EndsSoon { within, .. }) if within < hours(8)), "{told:?}");
+        let concern = bench.news(last, last + DAY, last + hours(16) + 1);
+        assert!(
+            matches!(concern, Some(Concern::EndsSoon { within, .. }) if within < hours(8)),
+            "{concern:?}"
+        );
     }
 
     #[test]

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Stuck;
 
-/// How long the loop of a dispatcher has not run before it counts as stuck. It runs within milliseconds, whatever the broker,
-/// the store, the API and the limits do.
+/// How long the loop of a dispatcher has not run before it counts as stuck. It runs within milliseconds, also while the
+/// broker, the store or the API does not answer, or a limit holds all jobs.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// How long after a turn the next one is asked for.

@@ -1,5 +1,5 @@
-//! What the service manager is told (`sd_notify(3)`): that jobs are consumed, that a reload is under way, that the daemon
-//! ends, and again and again that it still turns. Without `NOTIFY_SOCKET` nothing is told.
+//! Notifications to the service manager (`sd_notify(3)`): jobs are consumed, a reload is under way, the daemon ends, and
+//! regularly that its loops still run. Without `NOTIFY_SOCKET` there are none.
 
 use std::io;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 /// How many messages wait for a manager that reads slowly.
 const QUEUE: usize = 16;
 
-/// How many of these places are left to what is told once: what is told again and again must not take them all.
+/// How many of these places only messages that are sent once may take: the repeated ones must not take them all.
 const RESERVED: usize = 8;
 
-/// How often the status is looked at where the manager watches nothing.
+/// How often the status is checked if the manager sets no time.
 const UNWATCHED: Duration = Duration::from_secs(5);
 
-/// The shortest time between two looks, however closely the manager watches.
+/// The shortest time between two checks, also if the manager sets a shorter one.
 const SHORTEST: Duration = Duration::from_millis(10);
 
 /// The service manager.
@@ -59,29 +59,30 @@ impl Manager {
         Self { messages: Some(messages), is_ready }
     }
 
-    /// Tells that every queue is consumed.
+    /// Notifies the manager that every queue is consumed.
     pub(super) fn ready(&self) {
         self.is_ready.store(true, Ordering::Relaxed);
-        self.tell(Message::Ready);
+        self.notify(Message::Ready);
     }
 
-    /// Tells that the configuration is being read again; [`Manager::reloaded`] ends it.
+    /// Notifies the manager that the configuration is being read again; [`Manager::reloaded`] ends it.
     pub(super) fn reloading(&self) {
-        self.tell_if_ready(Message::Reloading);
+        self.notify_if_ready(Message::Reloading);
     }
 
-    /// Tells that the reload is over, whatever came of it.
+    /// Notifies the manager that the reload is over, with success or without.
     pub(super) fn reloaded(&self) {
-        self.tell_if_ready(Message::Ready);
+        self.notify_if_ready(Message::Ready);
     }
 
-    /// Tells that the daemon ends, within this time.
+    /// Notifies the manager that the daemon ends, within this time.
     pub(super) fn stopping(&self, within: Duration) {
-        self.tell(Message::Stopping(within));
+        self.notify(Message::Stopping(within));
     }
 
-    /// Until `stop`, tells how the daemon stands, and at half of the time that the manager allows that the runtime and
-    /// all of these dispatchers turn. If one of them does not, it stays silent, and the manager starts the daemon anew.
+    /// Until `stop`, sends the status of the daemon. At half of the time that the manager allows, it also notifies the
+    /// manager that the runtime and all of these dispatchers run. If one of them does not, there is no such message, and
+    /// the manager restarts the daemon.
     pub(super) fn watch(&self, amqp: Status, controls: Vec<(String, Control)>, stop: CancellationToken) {
         if self.messages.is_none() {
             return;
@@ -97,38 +98,38 @@ impl Manager {
     async fn beat(&self, every: Duration, amqp: &Status, controls: &[(String, Control)]) {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut told = String::new();
+        let mut last_status = String::new();
         loop {
             ticks.tick().await;
             let status = status(amqp);
-            if status != told {
-                self.tell(Message::Status(status.clone()));
-                told = status;
+            if status != last_status {
+                self.notify(Message::Status(status.clone()));
+                last_status = status;
             }
             if all_turn(controls, every).await {
-                self.tell_again(Message::Turning);
+                self.notify_repeatedly(Message::Turning);
                 // The broker may be away for as long as it takes: waiting for it is no failed start.
                 if !self.is_ready.load(Ordering::Relaxed) {
-                    self.tell_again(Message::Extend(every * 4));
+                    self.notify_repeatedly(Message::Extend(every * 4));
                 }
             }
         }
     }
 
-    /// Before the manager knows of readiness, a message that implies it would tell it too early.
-    fn tell_if_ready(&self, message: Message) {
+    /// Before the manager knows of readiness, a message that implies it would report it too early.
+    fn notify_if_ready(&self, message: Message) {
         if self.is_ready.load(Ordering::Relaxed) {
-            self.tell(message);
+            self.notify(message);
         }
     }
 
-    fn tell_again(&self, message: Message) {
+    fn notify_repeatedly(&self, message: Message) {
         if self.messages.as_ref().is_some_and(|messages| messages.capacity() > RESERVED) {
-            self.tell(message);
+            self.notify(message);
         }
     }
 
-    fn tell(&self, message: Message) {
+    fn notify(&self, message: Message) {
         if let Some(messages) = &self.messages
             && let Err(error) = messages.try_send(message)
         {
@@ -239,7 +240,7 @@ mod tests {
         assert!(timeout(Duration::from_secs(60), manager.beat(UNWATCHED, &amqp, &controls)).await.is_err());
         assert_eq!(queue.try_recv(), Ok(Message::Status("consumes jobs; downstreams: 0".to_owned())));
         assert!(queue.try_recv().is_err());
-        // With none that is stuck, it is told; the start may last, until it is over.
+        // If none is stuck, the manager is notified; the start may last, until it is over.
         assert!(timeout(UNWATCHED / 2, manager.beat(UNWATCHED, &amqp, &[])).await.is_err());
         assert!(matches!(queue.try_recv(), Ok(Message::Status(_))));
         assert_eq!(queue.try_recv(), Ok(Message::Turning));
@@ -253,24 +254,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_manager_that_does_not_read_still_has_room_for_what_is_told_once() {
+    async fn a_manager_that_does_not_read_still_has_room_for_messages_that_are_sent_once() {
         let (messages, mut queue) = mpsc::channel(QUEUE);
         let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
         for _ in 0..100 {
-            manager.tell_again(Message::Turning);
+            manager.notify_repeatedly(Message::Turning);
         }
         manager.ready();
         manager.reloading();
         manager.reloaded();
         manager.stopping(Duration::from_secs(1));
-        let told: Vec<Message> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
-        let once = told.iter().filter(|message| **message != Message::Turning).cloned();
+        let sent: Vec<Message> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
+        let once = sent.iter().filter(|message| **message != Message::Turning).cloned();
         let stopping = Message::Stopping(Duration::from_secs(1));
         assert_eq!(once.collect::<Vec<_>>(), [Message::Ready, Message::Reloading, Message::Ready, stopping]);
     }
 
     #[test]
-    fn before_it_is_ready_a_reload_is_not_told() {
+    fn before_it_is_ready_a_reload_is_not_notified() {
         let (messages, mut queue) = mpsc::channel(QUEUE);
         let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
         manager.reloading();

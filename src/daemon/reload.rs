@@ -38,7 +38,7 @@ impl Followed {
     }
 }
 
-/// Reads the configuration and the files of certificates and secrets again at each SIGHUP, and tells the manager of it;
+/// Reads the configuration and the files of certificates and secrets again at each SIGHUP, and notifies the manager;
 /// never returns. One read follows another: all signals that come during one cause one more.
 ///
 /// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a

@@ -50,7 +50,7 @@ impl Running {
     pub(crate) async fn run(self, mut signals: Signals, hangups: Hangups) -> End {
         let Self { mut dispatchers, amqp, observer, server, probe, stop, live, followed, manager } = self;
         let drain_timeout = live.drain_timeout();
-        // It outlives the loop, since the admin API looks at the terms that it keeps until the end.
+        // It outlives the loop, since the admin API reads the terms that it keeps until the end.
         let mut reloading =
             std::pin::pin!(reload::on_hangup(hangups, live, followed.clone(), manager.clone()));
         let failed = tokio::select! {

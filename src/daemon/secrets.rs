@@ -1,4 +1,4 @@
-//! The secrets that requests to downstreams go by, which may be replaced while the daemon runs.
+//! The secrets of requests to downstreams, which may be replaced while the daemon runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Refresh for Target {
     }
 }
 
-/// What requests go by.
+/// Base URL, proxy and headers of requests.
 pub(super) fn texts(http: &Http) -> TargetTexts {
     let text = |(name, value): &(String, Secret)| (name.clone(), value.expose().to_owned());
     TargetTexts {

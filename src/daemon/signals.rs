@@ -65,7 +65,7 @@ async fn received(signal: &mut Option<Signal>) {
     }
 }
 
-/// Whether this process was started with SIGHUP ignored. Only Linux tells.
+/// Whether this process was started with SIGHUP ignored. Only Linux reports it.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     has_ignored_hangup(&status)

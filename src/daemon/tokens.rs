@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use super::watches::Refresh;
 use crate::admin::{Access, Token, Tokens};
 
-/// How long the file of a token must be gone or empty before the token is revoked: whoever replaces a file may empty it
-/// first.
+/// How long the file of a token must be gone or empty before the token is revoked: a program that replaces a file may
+/// empty it first.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The tokens of `[admin]`, as their files have them.

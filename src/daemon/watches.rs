@@ -146,7 +146,7 @@ mod tests {
         assert_eq!((hung.refreshes(), good.refreshes()), (2, 4));
         shut.add_permits(2);
         tokio::time::sleep(INTERVAL).await;
-        assert_eq!((hung.refreshes(), good.refreshes()), (3, 5), "the missed ticks are not made up for");
+        assert_eq!((hung.refreshes(), good.refreshes()), (3, 5), "the missed ticks are not caught up");
         watches.refresh().await;
     }
 

@@ -38,7 +38,7 @@ impl Control {
     }
 
     /// Waits for a turn of the dispatcher's loop that begins after this call. A dispatcher that is not stuck takes one at
-    /// once, whatever its jobs wait for; before [`Dispatcher::run`](super::Dispatcher::run), while it drains and after its
+    /// once, also while its jobs wait; before [`Dispatcher::run`](super::Dispatcher::run), while it drains and after its
     /// end there is none, and this never returns. It does not wait until options are in force. Cancel safe.
     pub async fn turn(&self) {
         let mut answered = self.answered.subscribe();

@@ -101,8 +101,8 @@ impl Entry {
         self.request.end = ends.map(end);
     }
 
-    /// The instant at which the job ends, if that is earlier than `due`; or else `due`. Whatever a job waits for, its
-    /// end ends that.
+    /// The instant at which the job ends, if that is earlier than `due`; or else `due`. The end of a job
+    /// ends each of its waits.
     pub(super) fn due_or_end(&mut self, due: Instant) -> Instant {
         self.renew_end();
         self.request.end.map_or(due, |end| end.at.min(due))
@@ -143,7 +143,7 @@ impl Entry {
     pub(super) fn land(&mut self, until: Instant) {
         self.adopt();
         if !self.has_own_id || !self.is_tried() {
-            // A message without an id cannot be told from others like it.
+            // A message without an id cannot be distinguished from others like it.
             return self.track.end();
         }
         while let Some(ticket) = self.track.wait(until, self.attempts, self.ticket.liveness()) {
@@ -170,7 +170,7 @@ impl Entry {
             let Refusals { outdated, blameless, .. } = attempts.refusals;
             let refusals = Refusals { outdated, blameless, ..Refusals::default() };
             self.attempts = Attempts { refusals, ..attempts };
-            // Whatever its copy was parked for: it waits for its own attempt now, which no other limit ends.
+            // Its copy may have been parked for another reason: it waits for its own attempt now, which no other limit ends.
             self.hold.reason = ParkReason::Retry;
             self.renew_end();
             // Its channel may be lost again before that.

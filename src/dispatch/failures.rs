@@ -1,4 +1,4 @@
-//! Follows whether a downstream answers at all, so that the log tells of a failing one in a few lines, and people see the
+//! Follows whether a downstream answers at all, so that the log names a failing one in a few lines, and people see the
 //! last failures. It has no I/O.
 //!
 //! | state | what is seen | next state | line |
@@ -6,9 +6,9 @@
 //! | answering | a failure, the 1st or 2nd in a row | answering | |
 //! | answering | the 3rd failure in a row | failing | begins, unless one began less than a minute ago |
 //! | failing | a failure | failing | |
-//! | failing | a minute has passed since the last line, and its begin was told | failing | goes on, if more attempts have failed |
-//! | failing | a minute has passed since the last line, and its begin was not told | failing | begins |
-//! | failing | the 3rd success in a row, or no more attempts for 5 s after a success | answering | is over, if its begin was told |
+//! | failing | a minute has passed since the last line, and its begin was logged | failing | goes on, if more attempts have failed |
+//! | failing | a minute has passed since the last line, and its begin was not logged | failing | begins |
+//! | failing | the 3rd success in a row, or no more attempts for 5 s after a success | answering | is over, if its begin was logged |
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ const IN_A_ROW: u32 = 3;
 /// A success that is followed by nothing for this long ends a failure too.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// How often a downstream that goes on failing is told of.
+/// How often the log names a downstream that still fails.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// How many different failures are remembered.
@@ -38,7 +38,7 @@ const OTHER: &str = "other";
 /// The longest text of a failure that is kept, in bytes.
 const MAX_DETAIL: usize = 300;
 
-/// How an attempt ended, as far as it tells whether the downstream works.
+/// How an attempt ended, as far as it shows whether the downstream works.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ending {
     /// Nothing was sent.
@@ -122,11 +122,11 @@ pub(super) struct Failures {
     suspected: Option<Outage>,
     /// The successes in a row while it counts as failing, and when the last of them ended.
     succeeded: Option<(u32, Instant)>,
-    /// When a line was written last of an outage that was told of; and whether the present one was.
-    told_at: Option<Instant>,
-    is_told: bool,
-    /// The attempts that the last line told of.
-    told_attempts: u64,
+    /// When a line was last written about an outage that is in the log; and whether the present one is.
+    logged_at: Option<Instant>,
+    is_logged: bool,
+    /// The attempts in the last line.
+    logged_attempts: u64,
     /// The last kinds, newest first.
     recent: VecDeque<Failure>,
 }
@@ -237,35 +237,35 @@ impl Failures {
         if self.quiet_at().is_some_and(|at| at <= now) {
             return self.is_over();
         }
-        if self.told_again_at().is_some_and(|at| at <= now) {
-            self.told_at = Some(now);
+        if self.log_again_at().is_some_and(|at| at <= now) {
+            self.logged_at = Some(now);
             let outage = self.outage.clone()?;
-            let before = std::mem::replace(&mut self.told_attempts, outage.attempts);
-            if !std::mem::replace(&mut self.is_told, true) {
+            let before = std::mem::replace(&mut self.logged_attempts, outage.attempts);
+            if !std::mem::replace(&mut self.is_logged, true) {
                 return Some(Line::Begins(outage));
             }
-            // Where nothing is tried there is nothing to tell.
+            // Without new attempts there is nothing to log.
             return (outage.attempts > before).then_some(Line::GoesOn(outage));
         }
         None
     }
 
-    /// Whether the log has told of the present outage.
-    pub(super) const fn is_told(&self) -> bool {
-        self.outage.is_some() && self.is_told
+    /// Whether the log has named the present outage.
+    pub(super) const fn is_logged(&self) -> bool {
+        self.outage.is_some() && self.is_logged
     }
 
     /// The instant of the next [`Failures::tick`].
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.quiet_at().into_iter().chain(self.told_again_at()).min()
+        self.quiet_at().into_iter().chain(self.log_again_at()).min()
     }
 
     fn quiet_at(&self) -> Option<Instant> {
         self.outage.as_ref().and(self.succeeded).map(|(_, at)| at + QUIET)
     }
 
-    fn told_again_at(&self) -> Option<Instant> {
-        self.outage.as_ref().and(self.told_at).map(|at| at + INTERVAL)
+    fn log_again_at(&self) -> Option<Instant> {
+        self.outage.as_ref().and(self.logged_at).map(|at| at + INTERVAL)
     }
 
     fn answered(&mut self, now: Instant) -> Option<Line> {
@@ -279,7 +279,7 @@ impl Failures {
     fn is_over(&mut self) -> Option<Line> {
         self.succeeded = None;
         let outage = self.outage.take();
-        outage.filter(|_| std::mem::take(&mut self.is_told)).map(Line::IsOver)
+        outage.filter(|_| std::mem::take(&mut self.is_logged)).map(Line::IsOver)
     }
 
     fn failed(&mut self, attempt: Attempt, now: Instant) -> Option<Line> {
@@ -295,12 +295,12 @@ impl Failures {
             return None;
         }
         self.outage = Some(outage.clone());
-        // A downstream that fails and answers by turns is told of once a minute.
-        self.is_told = self.told_at.is_none_or(|at| at + INTERVAL <= now);
-        if !self.is_told {
+        // A downstream that fails and answers by turns is logged once a minute.
+        self.is_logged = self.logged_at.is_none_or(|at| at + INTERVAL <= now);
+        if !self.is_logged {
             return None;
         }
-        (self.told_at, self.told_attempts) = (Some(now), outage.attempts);
+        (self.logged_at, self.logged_attempts) = (Some(now), outage.attempts);
         Some(Line::Begins(outage))
     }
 

@@ -45,7 +45,7 @@ pub(super) struct FlightContext {
     pub(super) logs: Logs,
     /// The jobs that were sent and are not settled.
     pub(super) unsettled: Arc<Unsettled>,
-    /// Whether attempt after attempt fails, which the log tells of: then it need not tell of each job.
+    /// Whether attempt after attempt fails, which the log says: then it need not name each job.
     pub(super) is_failing: Arc<AtomicBool>,
     pub(super) successes: Arc<Successes>,
 }

@@ -43,18 +43,18 @@ pub(super) fn delivered(
     }
 }
 
-/// Tells of a job whose message was delivered again, and that is not sent again: its outcome was told of before.
+/// Logs a job whose message was delivered again, and that is not sent again: its outcome was logged before.
 pub(super) fn known(downstream: &str, id: &str) {
     tracing::info!(target: TARGET, downstream, id, outcome = "known", "job");
 }
 
-/// Tells of a job that became a dead letter.
+/// Logs a job that became a dead letter.
 pub(super) fn dead(downstream: &str, id: Option<&str>, letter: &DeadLetter) {
     let Report { attempts, status, .. } = letter.report;
     tracing::info!(target: TARGET, downstream, id, outcome = "dead", reason = %letter.reason, status, attempts, "job");
 }
 
-/// Tells of a job that was cancelled.
+/// Logs a job that was cancelled.
 pub(super) fn cancelled(downstream: &str, id: &str, Report { attempts, status, .. }: Report) {
     tracing::info!(target: TARGET, downstream, id, outcome = "cancelled", status, attempts, "job");
 }

@@ -46,7 +46,7 @@ pub trait Source: Send + 'static {
         false
     }
 
-    /// The most messages that it hands out unsettled at present, where so many are: fewer than its window where their bytes
+    /// The most messages that it hands out unsettled at present, if there are enough: fewer than its window if their bytes
     /// bound them. At least 1.
     ///
     /// A source that does not bound bytes has no such bound.
@@ -170,7 +170,7 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// it again, so this copy is never released.
     fn is_live(&self) -> bool;
 
-    /// Asks [`Ticket::is_live`], also once this ticket is gone. Whatever it holds is held as by the ticket.
+    /// Asks [`Ticket::is_live`], also once this ticket is gone. It holds what the ticket holds.
     fn liveness(&self) -> Liveness {
         Arc::new(|| true)
     }
@@ -227,7 +227,7 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, bool>;
 }
 
-/// Tells whether a ticket is live, or was when it is gone.
+/// Returns whether a ticket is live, or was when it is gone.
 pub type Liveness = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A dead letter whose message was not acked.
@@ -264,7 +264,7 @@ pub struct DeadLetter {
     pub detail: String,
     /// `paced-status`, `paced-attempts`.
     pub report: Report,
-    /// `paced-response`: the beginning of the answer that the job died of; empty where there was none, or it is not kept.
+    /// `paced-response`: the beginning of the answer after which the job was dead; empty if there was none, or it is not kept.
     pub response: Bytes,
 }
 

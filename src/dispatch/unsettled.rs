@@ -5,14 +5,14 @@
 //!
 //! | the job | its message, delivered again |
 //! |---|---|
-//! | is being sent, settled or parked | its ticket goes to whoever does that, who settles it by its own outcome |
+//! | is being sent, settled or parked | its ticket goes to the task that does that, which settles it by its own outcome |
 //! | waited for another attempt | waits for the rest of that, and keeps the attempts that it has had |
 //! | was delivered, dead or parked, but not acked | is not sent: what is left of its settlement is done |
 //!
 //! Only a message that is flagged as delivered before is matched, and only a job whose own message came through an earlier
 //! channel, never one with the copy that it is parked as; what has left this replica is matched by its `message_id` and a
-//! digest besides. Each job takes one live ticket at most: two jobs that are equal are sent twice, whichever message settles
-//! which.
+//! digest besides. Each job takes one live ticket at most: two jobs that are equal are sent twice, with either message for
+//! either job.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

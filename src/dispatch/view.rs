@@ -50,7 +50,7 @@ pub enum Binding {
     },
     /// The store is away, or refuses calls.
     Store {
-        /// Whether jobs are released all the same, by `on_unavailable`.
+        /// Whether jobs are released nevertheless, by `on_unavailable`.
         releases: bool,
     },
     /// This replica cannot connect to the downstream.

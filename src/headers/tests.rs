@@ -59,7 +59,7 @@ fn a_policy_is_what_comes_back_in_whole_seconds() {
 }
 
 #[test]
-fn the_binding_limit_comes_first_and_all_are_told() {
+fn the_binding_limit_comes_first_and_all_are_listed() {
     let limits = set(vec![
         Limit::fixed_window("per-day", 1000, Duration::from_secs(86_400)).unwrap(),
         gcra("per-second", "10/s", 20),
@@ -146,7 +146,7 @@ fn items(field: &str) -> Vec<(String, i64, i64)> {
 proptest! {
     /// Both lists parse as structured fields, contain each limit once, and never promise too much.
     #[test]
-    fn what_is_told_holds(
+    fn the_fields_hold(
         names in prop::collection::hash_set("[ -~]{0,12}", 1..5),
         (count, period, burst) in (1_u64..1_000_000, 1_u64..100_000_000, 1_u32..1000),
         costs in prop::collection::vec(1_u32..3, 1..20),
@@ -167,9 +167,9 @@ proptest! {
         let headers = Headers::new(&limits).unwrap();
         let decision = decide(&limits, now, &costs);
         let policies = items(&headers.policy().1);
-        let told = items(&headers.rate_limit(&decision).1);
+        let fields = items(&headers.rate_limit(&decision).1);
         prop_assert_eq!(policies.len(), limits.len());
-        prop_assert_eq!(&told[0].0, limits.get(decision.binding).unwrap().name());
+        prop_assert_eq!(&fields[0].0, limits.get(decision.binding).unwrap().name());
         for (limit, (name, quota, window)) in limits.iter().zip(policies) {
             prop_assert_eq!(limit.name(), &name);
             // The quantity per second is at most the rate, and as much as fits at once or returns in a second.
@@ -177,8 +177,8 @@ proptest! {
             let most = i128::from(window) * 1_000_000 * i128::from(rate.count());
             prop_assert!(window >= 1 && i128::from(quota) * i128::from(rate.period_micros()) <= most);
             let place = limits.iter().position(|other| other.name() == name).unwrap();
-            let matching: Vec<_> = told.iter().filter(|(other, ..)| *other == name).collect();
-            let [(_, remaining, window)] = matching[..] else { panic!("{told:?}") };
+            let matching: Vec<_> = fields.iter().filter(|(other, ..)| *other == name).collect();
+            let [(_, remaining, window)] = matching[..] else { panic!("{fields:?}") };
             prop_assert_eq!(*remaining, i64::try_from(decision.standings[place].remaining).unwrap());
             prop_assert!(*remaining <= quota, "{} of {}", remaining, quota);
             if let Some((_, retry_after)) = Headers::retry_after(&decision).filter(|_| place == decision.binding) {

@@ -2,7 +2,7 @@
 
 use super::{Reason, Rejection, Rules, Value, value};
 
-/// Headers that no job may set, whatever the allow list contains: they frame the message, name the host, carry
+/// Headers that no job may set, even if the allow list contains them: they frame the message, name the host, carry
 /// credentials, or are set from the job's id.
 pub const NEVER: [&str; 14] = [
     "authorization",
@@ -53,7 +53,7 @@ pub(super) fn request(name: &str, value: &Value, rules: &Rules) -> Result<(Strin
     Ok((lower, text))
 }
 
-/// Whether no job may set the header `name`, in lower case, whatever the allow list says.
+/// Whether no job may set the header `name`, in lower case, even if the allow list contains it.
 pub(crate) fn is_never_a_jobs(name: &str) -> bool {
     NEVER.contains(&name)
 }

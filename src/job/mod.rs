@@ -63,7 +63,7 @@ pub struct Content {
     pub body: Bytes,
     /// MIME type of the body.
     pub content_type: Option<String>,
-    /// Encoding of the body: of a message whatever it names, of a job its content codings.
+    /// Encoding of the body: the text of a message as it is, or the content codings of a job.
     pub content_encoding: Option<String>,
 }
 

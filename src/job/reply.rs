@@ -63,8 +63,8 @@ fn is_direct(queue: &str) -> bool {
     process.is_some_and(|term| is_process(&term)) && base64(key).is_some_and(|key| !key.is_empty())
 }
 
-/// Whether `term` is the id of a process in Erlang's external term format, on a node that is named by a
-/// number, as a broker names its own in such a term (`reply@3508`).
+/// Whether `term` is the id of a process in Erlang's external term format, on a node with a number for its name. A broker
+/// names its own so in such a term (`reply@3508`).
 fn is_process(term: &[u8]) -> bool {
     const VERSION: u8 = 131;
     const NEW_PID: u8 = 88;

@@ -114,7 +114,7 @@ impl Calendar {
         }
     }
 
-    /// The same calendar with periods that begin and end so many µs later, less than the shortest one is long.
+    /// The same calendar with periods that begin and end `later` µs later, which is less than the shortest period.
     pub(super) const fn opening_later(self, later: i64) -> Self {
         Self { later, ..self }
     }

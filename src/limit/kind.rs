@@ -90,7 +90,7 @@ impl Limit {
         matches!(self.algorithm, Algorithm::LeakyBucket(_))
     }
 
-    /// The most units that it releases within `span`, whatever it was used for before; at least 1.
+    /// The most units that it releases within `span`, with any use before; at least 1.
     pub(crate) fn most_within(&self, span: Duration) -> u64 {
         let burst = self.burst();
         if self.is_even() {

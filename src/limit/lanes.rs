@@ -72,7 +72,7 @@ impl Keyed<'_> {
         let slots = steps.slots;
         let jobs = slots.iter().zip(&self.jobs).filter_map(|(slot, job)| Some(((*slot)?, job)));
         let (slots, charges) = jobs.map(|(slot, job)| (slot, self.charge(own, *job))).unzip();
-        Plan { slots, charges, passed, refused, refused_job, dear: 0 }
+        Plan { slots, charges, passed, refused, refused_job, awaiting_window: 0 }
     }
 
     /// The charge of a job: all limits of both levels.

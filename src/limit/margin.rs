@@ -1,7 +1,7 @@
 //! Margins: a limit whose period is a little longer than the API's, since arrivals jitter.
 //!
-//! Two jobs whose slots lie P apart may arrive P less the jitter apart. Where any N + 1 slots span P and a margin, an API
-//! that counts N in any period P, or from its own edges, never counts N + 1 as long as arrivals jitter by less.
+//! Two jobs whose slots lie P apart may arrive P less the jitter apart. With a margin, any N + 1 slots span P and the margin.
+//! So an API that allows N in any period P, or from its own edges, never counts N + 1 while arrivals jitter by less.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ impl Algorithm {
     }
 }
 
-/// The margin in µs, if it is shorter than a period of so many µs.
+/// The margin in µs, if it is shorter than a period of `period` µs.
 fn micros(margin: Duration, period: u64) -> Result<u64, LimitError> {
     if !margin.subsec_nanos().is_multiple_of(1000) {
         return Err(RateError::Fraction(margin).into());
@@ -119,7 +119,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The slots of so many jobs that all wait from an instant on.
+    /// The slots of a number of jobs that all wait from an instant on.
     fn slots(limit: &Limit, from: i64, jobs: usize) -> Vec<i64> {
         let mut state: State = limit.fresh();
         let mut now = Micros(from);

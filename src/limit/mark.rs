@@ -1,4 +1,4 @@
-//! Marks: a summary of a state in three numbers, which tells states apart and suffices to give a slot back.
+//! Marks: a summary of a state in three numbers, which distinguishes states and suffices to give a slot back.
 
 use super::{Level, Limit, SlidingLog, State, Tat, Window};
 use crate::time::Micros;

@@ -64,7 +64,7 @@ pub struct Plan {
     /// passed over.
     pub refused_job: usize,
     /// The number of jobs, from that one on, that wait for the end of a window; 0 if that one does not wait for it.
-    pub dear: usize,
+    pub awaiting_window: usize,
 }
 
 impl Plan {
@@ -83,7 +83,7 @@ impl Plan {
         while let Some(last) = self.passed.pop_if(|last| last.job + 1 == self.refused_job) {
             self.refused = Some(last.refusal);
             self.refused_job -= 1;
-            self.dear += 1;
+            self.awaiting_window += 1;
         }
     }
 }

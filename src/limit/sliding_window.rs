@@ -44,9 +44,11 @@ impl SlidingWindow {
     /// A counter of `count` units per `period`, in this many buckets; ten are usual.
     ///
     /// # Errors
-    /// [`LimitError`] when the count is 0 or over what is a rate, when there are 0 or over 120
-    /// buckets, when the period does not divide into buckets of whole microseconds, and when count
-    /// times a bucket's width is beyond exact numbers.
+    /// [`LimitError`] in these cases:
+    /// - the count is 0, or too high for a rate;
+    /// - there are 0 or over 120 buckets;
+    /// - the period does not divide into buckets of whole microseconds;
+    /// - count times a bucket's width is beyond exact numbers.
     pub fn new(count: u64, period: Duration, buckets: u32) -> Result<Self, LimitError> {
         let rate = Rate::new(count, period)?;
         if !(1..=MOST).contains(&buckets) {

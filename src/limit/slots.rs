@@ -21,10 +21,10 @@ impl LimitSet {
     /// slot there, and as no slot lies before one that was granted, nothing is released in between.
     pub fn plan(&self, states: &mut [State], now: Micros, costs: Costs<'_>, until: Micros) -> Plan {
         let mut plan = Plan::default();
-        let mut dear: Option<(Row, Refusal)> = None;
+        let mut last_passed: Option<(Row, Refusal)> = None;
         for (job, row) in self.rows(costs).take(MAX_BATCH).enumerate() {
             // A job that costs as much as one that was passed over waits at least as long.
-            if let Some((_, refusal)) = dear.filter(|(least, _)| is_as_dear(&row, least)) {
+            if let Some((_, refusal)) = last_passed.filter(|(least, _)| costs_as_much(&row, least)) {
                 plan.passed.push(Passed { job, refusal });
                 continue;
             }
@@ -40,7 +40,7 @@ impl LimitSet {
                 plan.refused = Some(refusal);
                 break;
             }
-            dear = Some((row, refusal));
+            last_passed = Some((row, refusal));
             plan.passed.push(Passed { job, refusal });
         }
         plan.end();
@@ -49,7 +49,7 @@ impl LimitSet {
 
     /// Whether a job of these costs, which this limit refuses, is passed over in favour of jobs that cost less.
     fn is_passed(&self, row: &Row, limit: usize) -> bool {
-        self.waits_for_window(limit) && !is_as_dear(&self.unit(), row)
+        self.waits_for_window(limit) && !costs_as_much(&self.unit(), row)
     }
 
     /// Whether a job that this limit refuses waits for the end of a window, which is the same for all jobs.
@@ -106,7 +106,7 @@ impl LimitSet {
 }
 
 /// Whether a job of the costs `row` costs every limit at least as much as one of the costs `other`.
-fn is_as_dear(row: &Row, other: &Row) -> bool {
+fn costs_as_much(row: &Row, other: &Row) -> bool {
     row.iter().zip(other).all(|(cost, other)| cost >= other)
 }
 

@@ -11,9 +11,9 @@ const LEAST_TOLERANCE: Duration = Duration::from_millis(5);
 /// A slot that is missed by no more than this and no more than an emission interval may be used.
 const INTERVAL_TOLERANCE: Duration = Duration::from_millis(50);
 
-/// The room for what passes between the last look at the clock and the hand-over, in which a process may lose its
-/// processor, and for what replicas take the store's clock to be, which differs by some tenths of a millisecond: a job that
-/// is let through at that look is handed over no later than its tolerance without it.
+/// The room for two delays. Between the last reading of the clock and the hand-over a process may lose its processor. And
+/// replicas' estimates of the store's clock differ by some tenths of a millisecond. With this room, a job that passes the
+/// last check is handed over within its tolerance.
 pub(crate) const HAND_OVER: Duration = Duration::from_millis(1);
 
 impl LimitSet {

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_whatever_the_buffer() {
+    async fn lines_with_any_buffer() {
         let whole = |text: &str| Line::Whole(text.as_bytes().to_vec());
         for buffer in [1, 2, 3, 7, 100] {
             for (text, lines) in [

@@ -185,7 +185,7 @@ mod tests {
                     assert_eq!(examine(&utf16(text, big), format), Some(Unreadable::Utf16), "{text} {big}");
                 }
             }
-            for (begin, told) in [
+            for (begin, expected) in [
                 (&b"\x1f\x8b\x08\x00"[..], "gunzip -c FILE | paced"),
                 (b"PK\x03\x04\x14", ".xlsx"),
                 (b"\x28\xb5\x2f\xfd\x04", "zstdcat"),
@@ -193,7 +193,7 @@ mod tests {
                 (b"\xfd7zXZ\x00", "xzcat"),
             ] {
                 let found = examine(begin, format).expect("recognised").to_string();
-                assert!(found.contains(told), "{begin:?}: {found}");
+                assert!(found.contains(expected), "{begin:?}: {found}");
             }
             assert_eq!(examine(b"", format), None);
             assert_eq!(examine(b"\n\r\n  ", format), None);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_and_lines_of_json_are_told_from_each_other() {
+    fn a_table_and_lines_of_json_are_distinguished() {
         for names in [
             "id,path,body\n",
             "\u{feff}customer_id,name\n1,x",

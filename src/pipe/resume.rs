@@ -289,7 +289,7 @@ mod tests {
         for cut in 0..two.len() {
             let file = file(&format!("{one}{}", &two[..cut]));
             let resumed = resume(file.path()).expect("resumed");
-            // Without its line feed a line is whole all the same.
+            // A line without its line feed is whole too.
             let whole = cut == two.len() - 1;
             assert_eq!(resumed.outcomes.delivered, if whole { 2 } else { 1 }, "{cut}");
             assert_eq!(resumed.was_torn, cut > 0 && !whole, "{cut}");
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_input_is_told_before_anything_is_sent() {
+    async fn another_input_is_refused_before_anything_is_sent() {
         let input = "{\"id\": \"a\"}\n\n{}\n{\"id\": \"d\"}\nnonsense\n";
         for (text, expected) in [
             (outcome(1, "a", "delivered"), Ok(4)),

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rows_whatever_the_buffer() {
+    async fn rows_with_any_buffer() {
         for buffer in [1, 2, 3, 7, 100] {
             for (text, rows) in [
                 ("", vec![]),

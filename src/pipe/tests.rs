@@ -135,7 +135,7 @@ async fn every_outcome_is_one_line_in_the_order_of_completion() {
 }
 
 #[tokio::test]
-async fn bad_lines_are_told_with_their_number_and_skipped() {
+async fn bad_lines_are_reported_with_their_number_and_skipped() {
     let input = "\u{feff}{\"id\": \"a\"}\r\n\n   \nnope\n{\"lnae\": \"x\"}\n[]\n{\"id\": \"b\"}";
     let notices = Notices::default();
     let mut out = Vec::new();
@@ -177,14 +177,14 @@ async fn an_absent_id_is_the_same_in_line_and_request() {
     }
     drop(source);
     assert!(writer.run().await.expect("written").is_clean());
-    let told: Vec<_> =
+    let reported: Vec<_> =
         parsed(&out).iter().map(|line| line["id"].as_str().expect("text").to_owned()).collect();
-    assert_eq!(told, ids);
+    assert_eq!(reported, ids);
     assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), 2);
 }
 
 #[tokio::test]
-async fn a_bad_id_is_told_as_it_came() {
+async fn a_bad_id_is_reported_as_it_came() {
     let notices = Notices::default();
     let mut out = Vec::new();
     let (mut source, writer) = open_lines(&b"{\"id\": \"a\\nb\"}\n"[..], &mut out, notices.notify()).await;
@@ -331,7 +331,7 @@ async fn without_a_reader_of_outcomes_nothing_more_is_released() {
 }
 
 #[tokio::test]
-async fn input_that_breaks_off_is_told() {
+async fn input_that_breaks_off_is_reported() {
     let broken = tokio::io::AsyncReadExt::chain(&b"{}\n{\"id"[..], Broken);
     let notices = Notices::default();
     let (mut source, writer) = open_lines(BufReader::new(broken), tokio::io::sink(), notices.notify()).await;

@@ -144,8 +144,8 @@ impl ShaperBuilder {
     /// The calls to the store are part of it: less than some ten round trips is too short for
     /// [`Shaper::acquire`](super::Shaper::acquire).
     ///
-    /// After the store has lost its state, no slots are granted for the horizon or, if slots were reserved further
-    /// ahead, for as long as they may lie ahead, at most for a minute. After a forward step of the store's clock, a
+    /// After the store has lost its state, no slots are granted for the horizon. If slots were reserved further ahead,
+    /// this lasts for as long as they may lie ahead, at most for a minute. After a forward step of the store's clock, a
     /// caller that only waits ([`Reservation::wait`](super::Reservation::wait)) may run beside new reservations for as
     /// long.
     pub const fn max_wait(mut self, max_wait: Duration) -> Self {

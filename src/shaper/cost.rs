@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_never_fits_is_told_with_the_limit_and_what_would_fit() {
+    fn a_cost_that_never_fits_is_reported_with_the_limit_and_what_would_fit() {
         let all = LimitSet::new(vec![gcra("a", 8), gcra("b", 5), gcra("b", 5)]).unwrap();
         let too_large = |cost, highest, limit: &str| {
             Err(InvalidCost::TooLarge { cost, highest, limit: limit.to_owned() })

@@ -60,7 +60,7 @@ pub enum ReserveError {
     /// Other processes have put limits into force that this process cannot use: they are of a newer version, or are
     /// invalid with its plans.
     #[error(
-        "this process cannot go by the limits in force (its log says why); run the same version of paced, and the same \
+        "this process cannot use the limits in force (its log says why); run the same version of paced, and the same \
          configuration, everywhere"
     )]
     NoLimits,

@@ -305,16 +305,16 @@ mod tests {
     use crate::store::MemoryStore;
 
     #[tokio::test]
-    async fn all_are_told_where_nobody_can_have_a_slot() {
+    async fn all_get_the_error_if_nobody_can_have_a_slot() {
         let mut far = Far::new(Arc::new(MemoryStore::new()), Duration::from_secs(60));
-        let mut told = vec![];
+        let mut outcomes = vec![];
         for _ in 0..3 * MAX_BATCH {
             let (answer, outcome) = oneshot::channel();
             far.ask((LaneId::DOWNSTREAM, String::new()), Request { cost: Cost::Each(1), answer });
-            told.push(outcome);
+            outcomes.push(outcome);
         }
         far.fail(&ReserveError::NoLimits);
-        for outcome in &mut told {
+        for outcome in &mut outcomes {
             assert!(matches!(outcome.try_recv(), Ok(Err(ReserveError::NoLimits))));
         }
         assert!(far.calls.is_empty(), "nothing is kept for keys that nobody waits under");

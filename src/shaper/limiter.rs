@@ -339,7 +339,7 @@ impl Policy {
             if self.on_unavailable == LimiterFallback::Local {
                 let returns = self.breaker.returns();
                 sleep(LOCAL_KEPT).await;
-                // If it went away again meanwhile, the local states must not begin anew. Later they only take memory.
+                // If it went away again meanwhile, the local states must not start again. Later they only take memory.
                 if self.breaker.returns() == returns && self.breaker.error().is_none() {
                     *lock(&self.local) = Arc::default();
                 }

@@ -141,6 +141,6 @@ fn full<'a>(core: &Core, settings: &'a Settings, lane: LaneId) -> Option<(&'a Li
 
 /// Returns how long the limit takes for this number of units.
 fn span(limit: &Limit, units: u64) -> Duration {
-    #[expect(clippy::cast_precision_loss, reason = "it is told to people, and to those who try again")]
+    #[expect(clippy::cast_precision_loss, reason = "it is shown to people, and to callers who try again")]
     Duration::try_from_secs_f64(units as f64 / limit.rate().per_second()).unwrap_or(Duration::MAX)
 }

@@ -53,8 +53,8 @@ pub use reservation::Reservation;
 /// | [`acquire`](Self::acquire), [`schedule`](Self::schedule) | in the call, in order; a slot is granted shortly before it comes |
 /// | [`reserve`](Self::reserve) | in [`Reservation::wait`]; the call returns the slot at once, however far ahead it lies |
 ///
-/// Prefer the former. Then a process that is killed has taken no more slots than lie in the horizon, changes of rates
-/// and pauses apply to all waiting callers at once, and replicas that share the pace each get their share.
+/// Prefer the former. Then a process that is killed has taken no more slots than lie in the horizon. Changes of rates
+/// and pauses apply to all waiting callers at once. And replicas that share the pace each get their share.
 ///
 /// It is cheap to clone; clones are the same shaper.
 ///
@@ -279,7 +279,7 @@ impl Shaper {
     }
 
     /// Forgets what was taken under `key` (without [`ShaperBuilder::per_key`]: by all keys), so
-    /// that the next slot is now, whatever was reserved.
+    /// that the next slot is now, also after many reservations.
     ///
     /// Cancel safe: it is forgotten, or not.
     ///

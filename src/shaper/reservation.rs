@@ -65,8 +65,8 @@ impl Reservation {
         }
     }
 
-    /// Whether the slot is past by more than the tolerance, which is max(min(T, 50 ms), T/10, 5 ms) less 1 ms, where T is the
-    /// emission interval of the slowest limit without a burst (if all have one, of the slowest). Time for which this
+    /// Whether the slot is past by more than the tolerance: max(min(T, 50 ms), T/10, 5 ms) less 1 ms. T is the emission
+    /// interval of the slowest limit without a burst; if all have one, of the slowest limit. Time for which this
     /// machine was suspended counts. A slot before the end of a known pause of the downstream
     /// ([`Shaper::penalize`](super::Shaper::penalize)) is missed too.
     ///

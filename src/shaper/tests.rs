@@ -257,7 +257,9 @@ async fn all_limits_agree_and_costs_are_charged_behind() {
     let daily = builder("1/d", &bench).build().unwrap();
     let highest = daily.limits().max_cost();
     let outcome = daily.reserve_cost("any", highest + 1).await;
-    assert!(matches!(outcome, Err(ReserveError::CostTooLarge { highest: told, .. }) if told == highest));
+    assert!(
+        matches!(outcome, Err(ReserveError::CostTooLarge { highest: reported, .. }) if reported == highest)
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ pub struct AnswerPolicy {
     pub rules: Arc<[AnswerRule]>,
     /// The answers after which a job is dead at once, also where they throttle.
     pub never: Statuses,
-    /// The answers that may mean that this replica's credentials are refused, whatever the job.
+    /// The answers that may mean that the API refuses this replica's credentials, for every job.
     pub on_unauthorized: Statuses,
     /// The answers after which a job is tried again.
     pub on: Statuses,

@@ -140,11 +140,11 @@ pub type LastLook<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 pub enum Outcome {
     /// The downstream accepted the job.
     Delivered(Receipt),
-    /// The last look refused: nothing was sent, and no attempt was made.
+    /// The last check refused: nothing was sent, and no attempt was made.
     Missed,
-    /// The downstream was not reached: not a byte of a request was written (refused, unresolved, no TLS, no connection
-    /// in time, no file descriptor), or what was written was not taken (it refused the client's certificate, or a proxy
-    /// on the way refused its credentials). This says nothing about the job, and does not count as an attempt.
+    /// The downstream was not reached. Either not a byte of a request was written (refused, unresolved, no TLS, no
+    /// connection in time, no file descriptor). Or the other side refused the client before it read the request: the
+    /// downstream its certificate, or a proxy on the way its credentials. This says nothing about the job, and does not count as an attempt.
     Unreachable {
         /// The error, for people.
         detail: String,
@@ -158,7 +158,7 @@ pub enum Outcome {
         status: u16,
         /// How long nothing is to be released to the downstream, if it said so.
         after: Option<Duration>,
-        /// Whether the job must not be tried again all the same.
+        /// Whether the job must not be tried again, although the error is temporary.
         is_final: bool,
         /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
@@ -183,7 +183,7 @@ pub enum Outcome {
         /// The response, for `reply_to` and the dead letter, when no attempt is left.
         response: Option<Response>,
     },
-    /// The downstream may refuse this replica's credentials, whatever the job.
+    /// The downstream may refuse this replica's credentials, for every job.
     Unauthorized {
         /// The error, for people.
         detail: String,

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 const LASTING: Duration = Duration::from_secs(10);
 
 /// The reasons that have lines of their own in the log, at once.
-const TOLD_ELSEWHERE: [&str; 5] = ["paused", "throttled", "store", "unreachable", "unauthorized"];
+const LOGGED_ELSEWHERE: [&str; 5] = ["paused", "throttled", "store", "unreachable", "unauthorized"];
 
 /// Every reason.
 pub(super) const REASONS: [&str; 12] = [
@@ -36,8 +36,8 @@ pub(super) struct BindingLog {
     /// The reason and the limit that were seen last, and since when.
     current: Bound,
     since: Instant,
-    /// What the log has said last.
-    told: Bound,
+    /// The reason and the limit that were logged last.
+    logged: Bound,
     /// The time up to which the seconds are counted.
     counted: Instant,
 }
@@ -60,7 +60,7 @@ impl BindingLog {
             downstream: downstream.to_owned(),
             current: ("starting", None),
             since: now,
-            told: ("idle", None),
+            logged: ("idle", None),
             counted: now,
         };
         REASONS.iter().filter(|reason| **reason != "limit").for_each(|reason| log.count(&(reason, None), 0));
@@ -77,12 +77,12 @@ impl BindingLog {
         self.counted += Duration::from_secs(seconds);
         self.count(&self.current, seconds);
         if now.saturating_duration_since(self.since) < failpoint::interval(LASTING)
-            || self.told == self.current
+            || self.logged == self.current
         {
             return false;
         }
-        self.told = self.current.clone();
-        !TOLD_ELSEWHERE.contains(&reason)
+        self.logged = self.current.clone();
+        !LOGGED_ELSEWHERE.contains(&reason)
     }
 
     fn count(&self, (reason, limit): &Bound, seconds: u64) {
@@ -104,7 +104,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// The seconds at which the log says something.
-    fn told(samples: impl Iterator<Item = (&'static str, Option<&'static str>)>) -> Vec<u32> {
+    fn lines(samples: impl Iterator<Item = (&'static str, Option<&'static str>)>) -> Vec<u32> {
         let start = Instant::now();
         let mut log = BindingLog::new("billing", ["pace"].into_iter(), start);
         let samples = samples
@@ -114,21 +114,21 @@ mod tests {
     }
 
     #[test]
-    fn what_binds_for_long_is_told_once() {
+    fn what_binds_for_long_is_logged_once() {
         let idle = std::iter::repeat_n(("idle", None), 30);
         let limit = std::iter::repeat_n(("limit", Some("pace")), 30);
         let other = std::iter::repeat_n(("limit", Some("quota")), 12);
-        assert!(told(idle.clone()).is_empty(), "nothing to do is no news at the start");
-        assert_eq!(told(limit.clone()), [10]);
-        assert_eq!(told(limit.chain(other).chain(idle)), [10, 40, 52]);
+        assert!(lines(idle.clone()).is_empty(), "nothing to do is no news at the start");
+        assert_eq!(lines(limit.clone()), [10]);
+        assert_eq!(lines(limit.chain(other).chain(idle)), [10, 40, 52]);
     }
 
     #[test]
-    fn what_changes_by_turns_is_not_told() {
+    fn what_changes_by_turns_is_not_logged() {
         let turns =
             (0..60).map(|second| if second % 9 < 8 { ("limit", Some("pace")) } else { ("idle", None) });
-        assert!(told(turns).is_empty());
-        assert!(told(std::iter::repeat_n(("paused", None), 30)).is_empty(), "it has a line of its own");
+        assert!(lines(turns).is_empty());
+        assert!(lines(std::iter::repeat_n(("paused", None), 30)).is_empty(), "it has a line of its own");
     }
 
     #[test]

@@ -17,11 +17,11 @@ use super::fleet;
 use super::known::{COUNT_AGE, Known, MAX_RECORD_AGE, Record};
 use super::orphans::{Orphans, UNSERVED};
 use super::peek::{countable, peek};
+use super::reporting::{INTERVAL, KEPT, report, report_until, within_timeout};
 use super::shared::{OwnTerms, Shared};
 use super::silence::Silence;
 use super::stray_log::{Line, StrayLog};
 use super::summary::{Identity, Summary};
-use super::telling::{INTERVAL, KEPT, keep_telling, tell, within_timeout};
 
 /// The rounds after which the summaries of others are read while nobody looks, for the history, and to count the replicas.
 const ROUNDS: u64 = 2;
@@ -49,21 +49,21 @@ pub(super) struct Exchange {
 /// Whether the store knows which downstreams this replica serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Noted {
-    /// It was never told.
+    /// It was never reported.
     Never,
-    /// It was told, and knew them since.
+    /// It was reported, and the store knew it since.
     Yes,
-    /// It was told, and has lost them: it is to be told again also of those that nobody serves.
+    /// It was reported, and the store has lost it: the next report also has the downstreams that nobody serves.
     Lost,
 }
 
-/// A number of replicas, and since when fewer have told of themselves.
+/// A number of replicas, and since when fewer have reported themselves.
 #[derive(Debug, Default)]
 struct Count(u32, Option<Instant>);
 
 impl Count {
-    /// Returns the number that counts, given that so many tell of themselves now. It falls late: after a store has lost
-    /// what they told, or was away for long, they tell it one after the other.
+    /// Returns the number that counts, given that `replicas` report themselves now. It falls late: after a store has lost
+    /// their reports, or was away for long, they report one after the other.
     fn last_high(&mut self, replicas: u32, now: Instant) -> u32 {
         let low_since = *self.1.get_or_insert(now);
         if replicas >= self.0 || now.saturating_duration_since(low_since) > KEPT {
@@ -93,13 +93,13 @@ impl Exchange {
         }
     }
 
-    /// Tells of this replica until it is stopped, and reads what is wanted in rounds.
+    /// Reports this replica until it is stopped, and reads what is wanted in rounds.
     pub(super) async fn run(mut self) {
         let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
         self.hash_files();
         // Whether the store answers is known before the first round.
-        tell(&shared).await;
-        tokio::join!(keep_telling(&shared, &stop), self.rounds());
+        report(&shared).await;
+        tokio::join!(report_until(&shared, &stop), self.rounds());
     }
 
     /// Reads what is wanted every two seconds until it is stopped, and passes on then what was parked here.
@@ -140,7 +140,7 @@ impl Exchange {
             }
             let reads = is_watched || is_turn;
             if reads && !self.stop.is_cancelled() && self.read_others().await {
-                self.tell_strays();
+                self.log_strays();
             }
             self.note_parked(is_watched).await;
             self.peek().await;
@@ -165,7 +165,7 @@ impl Exchange {
         lock(&self.shared.known).files = files;
     }
 
-    /// Reads what the other replicas tell. Returns false if the store does not answer.
+    /// Reads the reports of the other replicas. Returns false if the store does not answer.
     async fn read_others(&mut self) -> bool {
         let Ok(texts) = within_timeout(self.store(), self.store().summaries()).await else {
             self.interrupted();
@@ -175,7 +175,7 @@ impl Exchange {
         let others =
             texts.iter().filter_map(|text| Summary::read(text)).filter(|other| other.replica.id != *id);
         let mut others: Vec<Summary> = others.collect();
-        self.tell_silent(&others);
+        self.log_silent(&others);
         others.retain(|other| !other.has_ended);
         for (name, peers) in &self.shared.parts.peers {
             let others = others.iter().filter(|other| other.downstreams.contains_key(name)).count();
@@ -186,9 +186,9 @@ impl Exchange {
         true
     }
 
-    /// Names in the log the replicas that have ceased to tell of themselves, and counts them.
-    fn tell_silent(&mut self, others: &[Summary]) {
-        self.silence.sample(Instant::now(), others).tell();
+    /// Names in the log the replicas that have ceased to report themselves, and counts them.
+    fn log_silent(&mut self, others: &[Summary]) {
+        self.silence.sample(Instant::now(), others).log();
         self.count_silent();
     }
 
@@ -204,7 +204,7 @@ impl Exchange {
     }
 
     /// Names in the log the replicas whose files have other limits than those in force, this one too.
-    fn tell_strays(&mut self) {
+    fn log_strays(&mut self) {
         let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
         let replicas: Vec<&Summary> = known.others.summaries.iter().chain([&*own]).collect();
         let views = self.shared.parts.views.iter();
@@ -220,14 +220,14 @@ impl Exchange {
         metrics::gauge!(metric::STRAY_REPLICAS.name).set(f64::from(named));
         // Writing may take long, and others wait for the locks.
         drop((own, known));
-        lines.iter().for_each(Line::tell);
+        lines.iter().for_each(Line::log);
     }
 
-    /// Tells the store which downstreams this replica serves, and takes in which nobody serves.
+    /// Reports to the store which downstreams this replica serves, and reads which ones nobody serves.
     async fn note_served(&mut self) {
         let unserved = loop {
             let recalled = if self.noted == Noted::Lost { self.orphans.recalled() } else { Vec::new() };
-            match self.tell_served(&recalled).await {
+            match self.report_served(&recalled).await {
                 Err(_) => return self.orphans.interrupted(Instant::now()),
                 Ok(reply) if self.noted == Noted::Yes && reply.new > 0 => self.noted = Noted::Lost,
                 Ok(reply) => break reply.unserved,
@@ -239,14 +239,14 @@ impl Exchange {
         let count = u32::try_from(orphans.len()).unwrap_or(u32::MAX);
         metrics::gauge!(metric::ORPHANS.name).set(f64::from(count));
         lock(&self.shared.known).orphans = orphans;
-        news.tell();
+        news.log();
     }
 
-    async fn tell_served(&self, recalled: &[Unserved]) -> Result<ServedReply, String> {
+    async fn report_served(&self, recalled: &[Unserved]) -> Result<ServedReply, String> {
         let names: Vec<&str> = self.shared.parts.views.keys().map(String::as_str).collect();
         let mut batches: Vec<&[&str]> = names.chunks(MAX_SERVED_BATCH).collect();
         if batches.is_empty() {
-            // One that has no downstream sees all the same which ones nobody serves.
+            // A replica without downstreams reads which ones nobody serves too.
             batches.push(&[]);
         }
         let mut all = ServedReply::default();
@@ -361,12 +361,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_number_of_replicas_falls_late() {
         let (mut count, start) = (Count::default(), Instant::now());
-        let mut told = |replicas, after| count.last_high(replicas, start + Duration::from_secs(after));
+        let mut count_at = |replicas, after| count.last_high(replicas, start + Duration::from_secs(after));
         // The store is away from 4 s on, or has lost all.
-        assert_eq!([told(3, 0), told(4, 4), told(1, 8), told(2, 12), told(4, 14)], [3, 4, 4, 4, 4]);
+        assert_eq!(
+            [count_at(3, 0), count_at(4, 4), count_at(1, 8), count_at(2, 12), count_at(4, 14)],
+            [3, 4, 4, 4, 4]
+        );
         // One has ended.
-        assert_eq!([told(3, 20), told(3, 30), told(3, 31), told(3, 34)], [4, 4, 3, 3]);
+        assert_eq!([count_at(3, 20), count_at(3, 30), count_at(3, 31), count_at(3, 34)], [4, 4, 3, 3]);
         // It is away for long.
-        assert_eq!([told(1, 100), told(2, 104), told(3, 108), told(2, 112)], [3, 3, 3, 3]);
+        assert_eq!([count_at(1, 100), count_at(2, 104), count_at(3, 108), count_at(2, 112)], [3, 3, 3, 3]);
     }
 }

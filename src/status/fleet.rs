@@ -62,38 +62,38 @@ fn earliest(one: Option<Millis>, other: Option<Millis>) -> Option<Millis> {
 
 /// How far one replica has come with one downstream, for the history.
 ///
-/// Other replicas tell of themselves every other second. Were their jobs counted as they are told, a step of five seconds
-/// had those of four or of six, and an even pace would seem to break its limit. So what was released between two summaries
-/// is spread evenly over the time between them.
+/// Other replicas report themselves every two seconds. If their jobs were counted when they are reported, a step of five
+/// seconds would have the jobs of four or of six, and an even pace would seem to break its limit. So the jobs that were
+/// released between two summaries are spread evenly over the time between them.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// The last summary: when it was made, and how many were released by then.
-    told_at: Millis,
-    told: u64,
+    reported_at: Millis,
+    reported: u64,
     /// The releases that are in the history.
     counted: u64,
 }
 
 impl Progress {
     /// Jobs that were released before the replica was known are not in the history.
-    pub(super) const fn new(told_at: Millis, told: u64) -> Self {
-        Self { told_at, told, counted: told }
+    pub(super) const fn new(reported_at: Millis, reported: u64) -> Self {
+        Self { reported_at, reported, counted: reported }
     }
 
     /// The releases up to `until` that are not in the history yet, by the latest summary and the one before it.
-    pub(super) fn step(&mut self, until: Millis, told_at: Millis, told: u64) -> u64 {
+    pub(super) fn step(&mut self, until: Millis, reported_at: Millis, reported: u64) -> u64 {
         let millis = |span: Millis| u64::try_from(span).unwrap_or_default();
-        // Others may tell anything.
-        let span = told_at.saturating_sub(self.told_at).min(MAX_SPAN);
+        // Others may report anything.
+        let span = reported_at.saturating_sub(self.reported_at).min(MAX_SPAN);
         let by = match span {
-            ..=0 => told,
+            ..=0 => reported,
             _ => {
-                let part = until.saturating_sub(self.told_at).clamp(0, span + MAX_AHEAD);
-                let released = told.saturating_sub(self.told).min(MAX_RELEASED);
-                self.told.saturating_add(released * millis(part) / millis(span))
+                let part = until.saturating_sub(self.reported_at).clamp(0, span + MAX_AHEAD);
+                let released = reported.saturating_sub(self.reported).min(MAX_RELEASED);
+                self.reported.saturating_add(released * millis(part) / millis(span))
             }
         };
-        (self.told_at, self.told) = (told_at, told);
+        (self.reported_at, self.reported) = (reported_at, reported);
         let more = by.saturating_sub(self.counted);
         self.counted = self.counted.saturating_add(more);
         more
@@ -209,10 +209,10 @@ mod tests {
 
     #[test]
     fn an_even_pace_is_even_however_old_the_summaries_are() {
-        // 25 a second, told of at these instants; each step ends five seconds before it is counted.
+        // 25 a second, reported at these instants; each step ends five seconds before it is counted.
         let mut progress = Progress::new(4_900, 122);
-        let told = [(6_900, 172), (11_900, 297), (18_900, 472), (23_000, 575), (26_100, 652)];
-        let steps = (2..).map(|step| step * 5_000).zip(told);
+        let reported = [(6_900, 172), (11_900, 297), (18_900, 472), (23_000, 575), (26_100, 652)];
+        let steps = (2..).map(|step| step * 5_000).zip(reported);
         let steps: Vec<u64> = steps.map(|(now, (at, jobs))| progress.step(now - 5_000, at, jobs)).collect();
         assert_eq!(steps, [2, 125, 125, 125, 125]);
     }
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(progress.step(3_000, 1_000, 10), 0, "the same summary again");
         assert_eq!(progress.step(3_000, 5_000, 50), 20);
         assert_eq!(progress.step(90_000, 6_000, 60), 40, "a second ahead at most");
-        assert_eq!(progress.step(90_000, 7_000, 60), 0, "what was told too early is not told again");
+        assert_eq!(progress.step(90_000, 7_000, 60), 0, "what was counted too early is not counted again");
         assert_eq!(progress.step(0, 90_000, 70), 0);
     }
 

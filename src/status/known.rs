@@ -19,7 +19,7 @@ use super::summary::Summary;
 use super::words::RESUMING;
 use super::{fleet, record};
 
-/// After this time a record is read again while somebody looks, although nothing tells that it has changed: a downstream
+/// After this time a record is read again while somebody looks, although nothing reports that it has changed: a downstream
 /// without jobs notices no pause that another replica was asked for. The exchange bounds how many are read in a round.
 const RECORD_AGE: Duration = Duration::from_secs(5);
 /// After this time a count is asked for again.
@@ -54,11 +54,11 @@ pub(super) struct Known {
 /// What is known of the other replicas.
 #[derive(Default)]
 pub(super) struct Others {
-    /// What those tell that run.
+    /// The reports of those that run.
     pub(super) summaries: Vec<Summary>,
     /// When these were read.
     read_at: Option<Instant>,
-    /// Those that have ceased to tell of themselves; while the store does not answer, all of them.
+    /// Those that have ceased to report themselves; while the store does not answer, all of them.
     pub(super) silent: Vec<Silent>,
 }
 
@@ -103,7 +103,7 @@ impl Record {
 }
 
 impl Known {
-    /// What the other replicas told ends like theirs in the store, if it was not read for long. Then `all` of them are silent.
+    /// Drops the reports of the other replicas if they were not read for as long as the store keeps them. Then `all` of them are silent.
     pub(super) fn drop_old_others(&mut self, all: impl FnOnce() -> Vec<Silent>) {
         if self.others.read_at.is_none_or(|at| at.elapsed() > OTHERS_AGE) {
             self.others.summaries.clear();
@@ -111,7 +111,7 @@ impl Known {
         }
     }
 
-    /// Records what the other replicas tell that run, and which have ceased to.
+    /// Records the reports of the other replicas that run, and which have ceased to report.
     pub(super) fn on_others(&mut self, summaries: Vec<Summary>, silent: Vec<Silent>) {
         self.others = Others { summaries, read_at: Some(Instant::now()), silent };
     }
@@ -160,7 +160,7 @@ impl Known {
         let ordered = self.ordered.get(&name).filter(|(given, _)| given.elapsed() <= MAX_RECORD_AGE);
         if let Some((_, pause)) = ordered.filter(|(_, pause)| pause.as_ref().is_none_or(lasts)) {
             downstream.terms.pause.clone_from(pause);
-            // The order is newer than what replicas have told, whatever their clocks say.
+            // The order is newer than the reports of the replicas, also if their clocks are ahead.
             let now = (wall_now().0 / 1000).max(downstream.binding.since + CLOCK_ERROR + 1);
             follow_pause(&mut downstream.binding, pause.as_ref(), now);
         }

@@ -19,12 +19,12 @@ mod orphans;
 mod peek;
 mod rates;
 pub(crate) mod record;
+mod reporting;
 mod sampler;
 mod shared;
 mod silence;
 mod stray_log;
 mod summary;
-mod telling;
 pub(crate) mod words;
 
 pub(crate) use observer::{Observer, Watch};

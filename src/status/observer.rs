@@ -160,7 +160,7 @@ impl Watch {
         self.0.looked.notify_one();
     }
 
-    /// Has the number of dead letters of this downstream be unknown until it is looked at again, since some were moved or
+    /// Has the number of dead letters of this downstream be unknown until it is read again, since some were moved or
     /// deleted.
     pub(crate) fn letters_changed(&self, downstream: &str) {
         self.0.parts.broker.depths.forget_dead(downstream);
@@ -188,9 +188,9 @@ mod tests {
     use super::super::summary::Identity;
     use super::*;
 
-    /// Each replica that tells of itself counts for the downstreams that it has.
+    /// Each replica that reports itself counts for the downstreams that it has.
     #[tokio::test(start_paused = true)]
-    async fn dispatchers_are_told_how_many_replicas_have_their_downstream() {
+    async fn dispatchers_know_how_many_replicas_have_their_downstream() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         for (id, has) in [("one", "billing"), ("two", "billing"), ("three", "mail")] {
             let identity = Identity { id: id.to_owned(), ..Identity::default() };
@@ -210,16 +210,16 @@ mod tests {
     async fn the_goodbye_is_tried_also_where_the_store_has_just_not_answered() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let observer = Observer::start(parts(&store));
-        let told = async || {
+        let states = async || {
             let texts = store.summaries().await.unwrap();
             let read = texts.iter().map(|text| Summary::read(text).unwrap());
             read.map(|summary| (summary.says_goodbye, summary.has_ended)).collect::<Vec<_>>()
         };
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(told().await, [(true, false)]);
+        assert_eq!(states().await, [(true, false)]);
         lock(&observer.shared.known).store_error = Some("no answer within 1s".to_owned());
         observer.stop().await;
-        assert_eq!(told().await, [(true, true)]);
+        assert_eq!(states().await, [(true, true)]);
     }
 
     /// One that is served by a replica with another file is no orphan; when that has ended it is one within a minute.
@@ -281,17 +281,17 @@ mod tests {
             let record = Record::new(Instant::now(), store.read_record("billing").await.unwrap());
             lock(&watch.0.known).on_record("billing".to_owned(), 0, record);
         };
-        let is_told = async || watch.records().await.contains_key("billing");
+        let is_read = async || watch.records().await.contains_key("billing");
         assert!(!watch.look(), "nobody looked");
         read().await;
-        assert!(is_told().await);
+        assert!(is_read().await);
         advance(LOOKING - Duration::from_secs(1)).await;
-        assert!(is_told().await, "somebody looks all the time");
+        assert!(is_read().await, "somebody looks all the time");
         advance(LOOKING).await;
-        assert!(!is_told().await, "it is what the last one who looked would have seen");
-        assert!(!is_told().await, "nor is it told to a second one");
+        assert!(!is_read().await, "it is what the last one who looked would have seen");
+        assert!(!is_read().await, "nor does a second reader get it");
         read().await;
-        assert!(is_told().await);
+        assert!(is_read().await);
         observer.stop().await;
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::words;
 
-/// A replica tells every four seconds which downstreams it serves. One that was not told of for this long is not served.
+/// A replica reports every four seconds which downstreams it serves. One that was not reported for this long is not served.
 pub(crate) const UNSERVED: Duration = Duration::from_secs(10);
 
 /// How long a downstream is not served before it is an orphan: a replica that is restarted, or that has lost the store, is
@@ -42,7 +42,7 @@ pub(super) struct News {
 }
 
 impl Orphans {
-    /// Takes in which downstreams nobody serves now, as the store tells.
+    /// Records which downstreams nobody serves now, as the store reports.
     pub(super) fn sample(&mut self, now: Instant, unserved: Vec<Unserved>) -> News {
         let mut before = std::mem::take(&mut self.0);
         let mut news = News::default();
@@ -61,12 +61,12 @@ impl Orphans {
         news
     }
 
-    /// The store has not answered. Others may not have reached it either, so that the time begins anew.
+    /// The store has not answered. Others may not have reached it either, so that the time begins again.
     pub(super) fn interrupted(&mut self, now: Instant) {
         self.0.values_mut().for_each(|known| known.since = now);
     }
 
-    /// What a store that has lost its state is to be told again: no replica serves these, so that none does by itself.
+    /// The downstreams to report again to a store that has lost its state: no replica serves them, so that none reports them.
     pub(super) fn recalled(&self) -> Vec<Unserved> {
         let unserved =
             |(name, known): (&String, &Watched)| Unserved { name: name.clone(), served_at: known.served_at };
@@ -86,7 +86,7 @@ impl Orphans {
 
 impl News {
     /// Writes the lines.
-    pub(super) fn tell(&self) {
+    pub(super) fn log(&self) {
         if !self.begun.is_empty() {
             tracing::warn!(
                 downstreams = words::some_of(&self.begun),
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    fn told(begun: &str, ended: &str) -> (String, String) {
+    fn lines(begun: &str, ended: &str) -> (String, String) {
         (begun.to_owned(), ended.to_owned())
     }
 
@@ -142,29 +142,29 @@ mod tests {
     fn what_nobody_serves_for_long_is_named_once_and_so_is_its_end() {
         let mut bench = Bench::new();
         for second in [0, 4, 29] {
-            assert_eq!(bench.at(second, &["old"]), told("", ""), "{second}: a replica may be restarted");
+            assert_eq!(bench.at(second, &["old"]), lines("", ""), "{second}: a replica may be restarted");
             assert!(bench.names().is_empty());
         }
-        assert_eq!(bench.at(30, &["old", "older"]), told("old", ""));
-        assert_eq!(bench.at(34, &["old", "older"]), told("", ""), "it is named once");
+        assert_eq!(bench.at(30, &["old", "older"]), lines("old", ""));
+        assert_eq!(bench.at(34, &["old", "older"]), lines("", ""), "it is named once");
         assert_eq!(bench.names(), ["old"]);
         assert_eq!(bench.orphans.list()[0].since, Some(7));
-        assert_eq!(bench.at(60, &["old", "older"]), told("older", ""));
-        assert_eq!(bench.at(64, &["older"]), told("", "old"));
-        assert_eq!(bench.at(68, &[]), told("", "older"));
+        assert_eq!(bench.at(60, &["old", "older"]), lines("older", ""));
+        assert_eq!(bench.at(64, &["older"]), lines("", "old"));
+        assert_eq!(bench.at(68, &[]), lines("", "older"));
         assert!(bench.names().is_empty());
-        assert_eq!(bench.at(72, &["old"]), told("", ""));
-        assert_eq!(bench.at(102, &["old"]), told("old", ""), "it is one once more");
+        assert_eq!(bench.at(72, &["old"]), lines("", ""));
+        assert_eq!(bench.at(102, &["old"]), lines("old", ""), "it is one once more");
     }
 
     #[test]
     fn what_is_soon_served_again_is_not_named() {
         let mut bench = Bench::new();
         bench.at(0, &["old"]);
-        assert_eq!(bench.at(29, &[]), told("", ""));
-        assert_eq!(bench.at(30, &["old"]), told("", ""), "the time begins anew");
-        assert_eq!(bench.at(59, &["old"]), told("", ""));
-        assert_eq!(bench.at(60, &["old"]), told("old", ""));
+        assert_eq!(bench.at(29, &[]), lines("", ""));
+        assert_eq!(bench.at(30, &["old"]), lines("", ""), "the time begins again");
+        assert_eq!(bench.at(59, &["old"]), lines("", ""));
+        assert_eq!(bench.at(60, &["old"]), lines("old", ""));
     }
 
     #[test]
@@ -173,15 +173,15 @@ mod tests {
         bench.at(0, &["old"]);
         let back = bench.after(600);
         bench.orphans.interrupted(back);
-        assert_eq!(bench.at(604, &["old"]), told("", ""), "who serves it may not be back yet");
-        assert_eq!(bench.at(630, &["old"]), told("old", ""));
+        assert_eq!(bench.at(604, &["old"]), lines("", ""), "who serves it may not be back yet");
+        assert_eq!(bench.at(630, &["old"]), lines("old", ""));
         let back = bench.after(900);
         bench.orphans.interrupted(back);
-        assert_eq!((bench.at(904, &["old"]), bench.names()), (told("", ""), vec!["old".to_owned()]));
+        assert_eq!((bench.at(904, &["old"]), bench.names()), (lines("", ""), vec!["old".to_owned()]));
     }
 
     #[test]
-    fn a_store_is_told_again_of_all_that_were_seen() {
+    fn all_orphans_that_were_seen_are_reported_again_to_a_store() {
         let mut bench = Bench::new();
         bench.at(0, &["old"]);
         bench.at(30, &["new", "old"]);

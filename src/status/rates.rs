@@ -202,8 +202,8 @@ mod tests {
             (0.1, 0.3, 0.3),
             (500.0, 545.0, 545.0),
         ] {
-            let told = fleet_rate(rate, Some(pace));
-            assert!((told - shown).abs() < 1e-9, "{rate} of {pace} is shown as {told}");
+            let reported = fleet_rate(rate, Some(pace));
+            assert!((reported - shown).abs() < 1e-9, "{rate} of {pace} is shown as {reported}");
         }
         assert!((fleet_rate(70.0, None) - 70.0).abs() < 1e-9, "no limit spaces jobs out");
     }

@@ -28,7 +28,7 @@ const SAMPLE: Duration = Duration::from_secs(1);
 const STEP_SAMPLES: u64 = 5;
 pub(super) const STEP: Millis = 5_000;
 
-/// The most kinds of failures that others are told of, and the most characters of each, so that a summary of hundreds of
+/// The most kinds of failures that are reported to others, and the most characters of each, so that a summary of hundreds of
 /// failing downstreams is not too large.
 const FAILURES: usize = 3;
 const DETAIL: usize = 120;
@@ -113,7 +113,7 @@ impl Sampler {
     fn step(&mut self, now: Instant) {
         let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
         let mut history = lock(&self.shared.history);
-        // By then each replica has told of it.
+        // By then each replica has reported it.
         let until = self.millis(now) - STEP;
         let mut steps: BTreeMap<&str, u64> = BTreeMap::new();
         for summary in known.others.summaries.iter().chain([&*own]) {

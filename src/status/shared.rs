@@ -36,7 +36,7 @@ pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
 pub(crate) struct Parts {
     pub(crate) identity: Identity,
     pub(crate) views: BTreeMap<String, View>,
-    /// To tell each dispatcher how many replicas have its downstream.
+    /// For each dispatcher, how many replicas have its downstream.
     pub(crate) peers: BTreeMap<String, Peers>,
     pub(crate) broker: Broker,
     pub(crate) store: Arc<dyn Store>,
@@ -59,9 +59,9 @@ pub(crate) struct Broker {
 /// What the parts of an observer share.
 pub(super) struct Shared {
     pub(super) parts: Parts,
-    /// What this replica tells of itself.
+    /// The report of this replica.
     pub(super) own: Mutex<Summary>,
-    /// What the store and the other replicas tell.
+    /// The reports of the store and the other replicas.
     pub(super) known: Mutex<Known>,
     pub(super) history: Mutex<BTreeMap<String, Steps>>,
     /// When the last step of the history ended.
@@ -123,11 +123,11 @@ impl Shared {
         let lost = status.lost();
         // The lengths of queues come over the first of the connections that consume.
         let sees_queues = !lost.iter().any(|purpose| purpose == CONSUMING);
-        let (all, told, now) = (replicas.as_slice(), &*known, own.at);
+        let (all, known, now) = (replicas.as_slice(), &*known, own.at);
         let downstreams = views.iter().map(|(name, view)| {
             let depth = depths.of(name).filter(|depth| sees_queues && depth.at.elapsed() < DEPTH_AGE);
             let common = history.get(name).and_then(Steps::rate);
-            downstream((name, view), (all, told), (depth, common), now)
+            downstream((name, view), (all, known), (depth, common), now)
         });
         State {
             now: own.at,
@@ -160,8 +160,8 @@ impl Shared {
     }
 }
 
-/// What is known of one downstream, by the replicas and the store, and by the lengths of its queues and the rate over a span
-/// common to all replicas, if these are known.
+/// The state of one downstream, from the replicas and the store. If they are known, it has the lengths of its queues and the
+/// rate over a span common to all replicas.
 fn downstream(
     (name, view): (&String, &View),
     (replicas, known): (&[&Summary], &Known),
@@ -172,7 +172,7 @@ fn downstream(
     let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
     downstream.terms.rate_limit = snapshot.pace();
     fleet::merge(&mut downstream, replicas);
-    // Each replica tells of ten seconds of its own: where jobs go from one to another, the sum is of none.
+    // Each replica reports ten seconds of its own: where jobs go from one to another, the sum is of none.
     let sum = downstream.releases.rate;
     let rate = if downstream.replicas.len() > 1 { common.unwrap_or(sum) } else { sum };
     downstream.releases.rate = fleet_rate(rate, downstream.terms.rate_limit);

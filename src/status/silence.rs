@@ -1,4 +1,4 @@
-//! Finds the replicas that have ceased to tell of themselves without a goodbye, and decides when the log names them. It has
+//! Finds the replicas that have ceased to report themselves without a goodbye, and decides when the log names them. It has
 //! no I/O but the log.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::summary::{Identity, Summary};
 use super::words;
 
-/// How long nothing was heard of a replica before it is named. It tells of itself every two seconds.
+/// How long a replica has not reported itself before it is named. It does so every two seconds.
 const LASTING: Duration = Duration::from_secs(20);
 
 /// How long it is named: one that was killed does not come back under its id.
@@ -20,18 +20,18 @@ const NAMED_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// The other replicas, by their ids.
 #[derive(Debug, Default)]
-pub(super) struct Silence(BTreeMap<String, Heard>);
+pub(super) struct Silence(BTreeMap<String, Peer>);
 
-/// A replica that was heard of.
+/// A replica that has reported itself.
 #[derive(Debug)]
-struct Heard {
+struct Peer {
     replica: Identity,
-    /// When it told of itself last, by its own clock.
-    told_at: Millis,
+    /// When it reported itself last, by its own clock.
+    reported_at: Millis,
     /// Whether it says goodbye when it ends in order.
     says_goodbye: bool,
     /// When that was first read here; after an absence of the store, when that was over.
-    heard_at: Instant,
+    read_at: Instant,
     /// Since when the log has named it.
     named_at: Option<Instant>,
 }
@@ -39,29 +39,29 @@ struct Heard {
 /// The lines that are due, each about these replicas.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct News {
-    /// Nothing was heard of them for [`LASTING`].
+    /// They have not reported themselves for [`LASTING`].
     begun: Vec<String>,
-    /// They are heard again, have ended in order, or were replaced.
+    /// They report themselves again, have ended in order, or were replaced.
     ended: Vec<String>,
 }
 
 impl Silence {
-    /// Takes in what the other replicas tell: those that run, and the goodbyes of those that have ended.
+    /// Reads the reports of the other replicas: those that run, and the goodbyes of those that have ended.
     pub(super) fn sample(&mut self, now: Instant, others: &[Summary]) -> News {
         let mut news = News::default();
         for summary @ Summary { replica, at, has_ended, .. } in others {
             let known = self.0.get(&replica.id);
-            if known.is_some_and(|known| known.told_at == *at && !has_ended) {
+            if known.is_some_and(|known| known.reported_at == *at && !has_ended) {
                 continue;
             }
             if known.is_none() && !has_ended {
                 news.ended.extend(self.replaced_by(summary, others));
             }
-            let new = Heard {
+            let new = Peer {
                 replica: replica.clone(),
-                told_at: *at,
+                reported_at: *at,
                 says_goodbye: summary.says_goodbye,
-                heard_at: now,
+                read_at: now,
                 named_at: None,
             };
             let before =
@@ -71,13 +71,13 @@ impl Silence {
             }
         }
         let is_quiet =
-            |heard: &Heard| now.saturating_duration_since(heard.heard_at) >= failpoint::interval(LASTING);
+            |peer: &Peer| now.saturating_duration_since(peer.read_at) >= failpoint::interval(LASTING);
         // Nobody knows how those have ended that say no goodbye.
-        self.0.retain(|_, heard| heard.says_goodbye || !is_quiet(heard));
-        for heard in self.0.values_mut().filter(|heard| heard.named_at.is_none()) {
-            if is_quiet(heard) {
-                heard.named_at = Some(now);
-                news.begun.push(text(&heard.replica));
+        self.0.retain(|_, peer| peer.says_goodbye || !is_quiet(peer));
+        for peer in self.0.values_mut().filter(|peer| peer.named_at.is_none()) {
+            if is_quiet(peer) {
+                peer.named_at = Some(now);
+                news.begun.push(text(&peer.replica));
             }
         }
         self.forget_old(now);
@@ -86,44 +86,44 @@ impl Silence {
 
     fn forget_old(&mut self, now: Instant) {
         let is_over = |at: Instant| now.saturating_duration_since(at) >= NAMED_FOR;
-        self.0.retain(|_, heard| !heard.named_at.is_some_and(is_over));
+        self.0.retain(|_, peer| !peer.named_at.is_some_and(is_over));
     }
 
-    /// Forgets one replica that this new one has replaced, as a service manager does: it tells nothing any more, and the new
+    /// Forgets one replica that this new one has replaced, as a service manager does: it does not report any more, and the new
     /// one has begun on the same machine since. Returns its name if it was named.
     fn replaced_by(&mut self, Summary { replica: new, .. }: &Summary, others: &[Summary]) -> Option<String> {
-        let tells = |id: &String| others.iter().any(|other| other.replica.id == *id);
-        let mut replaced = self.0.iter().filter(|(id, heard)| {
-            heard.replica.host == new.host && heard.told_at < new.started_at && !tells(id)
+        let reports = |id: &String| others.iter().any(|other| other.replica.id == *id);
+        let mut replaced = self.0.iter().filter(|(id, peer)| {
+            peer.replica.host == new.host && peer.reported_at < new.started_at && !reports(id)
         });
         let id = replaced.next()?.0.clone();
         let old = self.0.remove(&id)?;
         old.named_at.map(|_| text(&old.replica))
     }
 
-    /// The store has not answered. Others may not have reached it either, so that the time begins anew.
+    /// The store has not answered. Others may not have reached it either, so that the time begins again.
     pub(super) fn interrupted(&mut self, now: Instant) {
-        self.0.values_mut().filter(|heard| heard.named_at.is_none()).for_each(|heard| heard.heard_at = now);
+        self.0.values_mut().filter(|peer| peer.named_at.is_none()).for_each(|peer| peer.read_at = now);
         self.forget_old(now);
     }
 
     /// The replicas that are named.
     pub(super) fn list(&self) -> Vec<Silent> {
-        self.of(|heard| heard.named_at.is_some())
+        self.of(|peer| peer.named_at.is_some())
     }
 
-    /// All other replicas, since the store tells of none.
+    /// All other replicas, since the store reports none.
     pub(super) fn all(&self) -> Vec<Silent> {
         self.of(|_| true)
     }
 
-    fn of(&self, is_meant: impl Fn(&Heard) -> bool) -> Vec<Silent> {
-        let meant = self.0.values().filter(|heard| is_meant(heard));
-        let silent = |Heard { replica, told_at, .. }: &Heard| Silent {
+    fn of(&self, is_meant: impl Fn(&Peer) -> bool) -> Vec<Silent> {
+        let meant = self.0.values().filter(|peer| is_meant(peer));
+        let silent = |Peer { replica, reported_at, .. }: &Peer| Silent {
             id: replica.id.clone(),
             host: replica.host.clone(),
             pid: replica.pid,
-            seen_at: *told_at,
+            seen_at: *reported_at,
         };
         meant.map(silent).collect()
     }
@@ -135,7 +135,7 @@ fn text(Identity { id, host, pid, .. }: &Identity) -> String {
 
 impl News {
     /// Writes the lines.
-    pub(super) fn tell(&self) {
+    pub(super) fn log(&self) {
         if !self.begun.is_empty() {
             tracing::warn!(
                 replicas = words::some_of(&self.begun),
@@ -175,7 +175,7 @@ mod tests {
         let after = |second| start + Duration::from_secs(second);
         let all = |at| [summary("runs", at), summary("hangs", 1_000), summary("ends", at)];
         assert_eq!(lines(&silence.sample(start, &all(1_000))), QUIET);
-        // The store keeps what one has told for ten seconds.
+        // The store keeps a report for ten seconds.
         assert_eq!(lines(&silence.sample(after(8), &all(9_000))), QUIET);
         let goodbye = Summary::goodbye(summary("ends", 0).replica, 10_000);
         assert_eq!(lines(&silence.sample(after(12), &[summary("runs", 13_000), goodbye])), QUIET);
@@ -228,7 +228,7 @@ mod tests {
         let news = silence.sample(after(24), &[begun("new", 23_000, "h")]);
         assert_eq!(news.ended, ["killed (h, process 7)"]);
         assert_eq!(named(&silence), ["hangs"]);
-        // A second one beside it replaces nobody, nor does one that began before the other was last heard of.
+        // A second one beside it replaces nobody, nor does one that began before the other was last peer of.
         silence.sample(after(28), &[begun("new", 23_000, "h"), begun("second", 27_000, "h")]);
         silence.sample(after(29), &[begun("before", 500, "other")]);
         assert_eq!(silence.all().len(), 4, "hangs, new, second, before");

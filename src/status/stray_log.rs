@@ -129,7 +129,7 @@ fn line(replica: &str, stray: &Stray, downstreams: Vec<String>, event: Event) ->
 
 impl Line {
     /// Writes the line.
-    pub(super) fn tell(&self) {
+    pub(super) fn log(&self) {
         let Self { replica, host, event, .. } = self;
         let downstreams = words::some_of(&self.downstreams);
         match event {
@@ -186,45 +186,45 @@ mod tests {
             let strays = strays.iter().map(|(name, strays)| (*name, ids(strays))).collect();
             let now = self.start + Duration::from_secs(second);
             let lines = self.log.sample(now, &replicas.iter().collect::<Vec<_>>(), &strays);
-            let told = |line: Line| (line.replica, line.event, words::some_of(&line.downstreams));
-            lines.into_iter().map(told).collect()
+            let parts = |line: Line| (line.replica, line.event, words::some_of(&line.downstreams));
+            lines.into_iter().map(parts).collect()
         }
     }
 
-    fn told(replica: &str, event: Event, downstreams: &str) -> Vec<(String, Event, String)> {
+    fn expected(replica: &str, event: Event, downstreams: &str) -> Vec<(String, Event, String)> {
         vec![(replica.to_owned(), event, downstreams.to_owned())]
     }
 
     #[test]
-    fn a_file_that_differs_for_long_is_told_once_and_its_end_once() {
+    fn a_file_that_differs_for_long_is_logged_once_and_its_end_once() {
         let mut bench = Bench::new();
         let both = ["a", "b"];
         let strays: [Strays<'_>; 3] = [("billing", &["b"]), ("crm", &["b"]), ("mail", &[])];
         for second in [0, 4, 8] {
             assert!(bench.at(second, &both, &strays).is_empty(), "{second}: a reload may be under way");
         }
-        assert_eq!(bench.at(12, &both, &strays), told("b", Event::Differs, "billing, crm"));
+        assert_eq!(bench.at(12, &both, &strays), expected("b", Event::Differs, "billing, crm"));
         for second in [16, 20, 3600] {
-            assert!(bench.at(second, &both, &strays).is_empty(), "{second}: it is told");
+            assert!(bench.at(second, &both, &strays).is_empty(), "{second}: it is logged");
         }
         let rest: [Strays<'_>; 3] = [("billing", &[]), ("crm", &["b"]), ("mail", &[])];
-        assert_eq!(bench.at(3604, &both, &rest), told("b", Event::Agrees, "billing"));
+        assert_eq!(bench.at(3604, &both, &rest), expected("b", Event::Agrees, "billing"));
         let none: [Strays<'_>; 3] = [("billing", &[]), ("crm", &[]), ("mail", &[])];
-        assert_eq!(bench.at(3608, &both, &none), told("b", Event::Agrees, "crm"));
+        assert_eq!(bench.at(3608, &both, &none), expected("b", Event::Agrees, "crm"));
         assert!(bench.at(3612, &both, &none).is_empty() && bench.log.strays.is_empty());
         // It differs once more.
         assert!(bench.at(4000, &both, &strays).is_empty());
-        assert_eq!(bench.at(4010, &both, &strays), told("b", Event::Differs, "billing, crm"));
+        assert_eq!(bench.at(4010, &both, &strays), expected("b", Event::Differs, "billing, crm"));
     }
 
     #[test]
-    fn a_file_that_differs_for_a_moment_is_not_told() {
+    fn a_file_that_differs_for_a_moment_is_not_logged() {
         let mut bench = Bench::new();
         let strays: [Strays<'_>; 1] = [("billing", &["a", "b"])];
         assert!(bench.at(0, &["a", "b"], &strays).is_empty());
-        assert!(bench.at(9, &["a", "b"], &[("billing", &[])]).is_empty(), "neither was told");
+        assert!(bench.at(9, &["a", "b"], &[("billing", &[])]).is_empty(), "neither was logged");
         assert!(bench.at(10, &["a", "b"], &strays).is_empty());
-        assert!(bench.at(19, &["a", "b"], &strays).is_empty(), "the time begins anew");
+        assert!(bench.at(19, &["a", "b"], &strays).is_empty(), "the time begins again");
         assert_eq!(bench.at(20, &["a", "b"], &strays).len(), 2);
     }
 
@@ -233,24 +233,24 @@ mod tests {
         let mut bench = Bench::new();
         let strays: [Strays<'_>; 1] = [("billing", &["b"])];
         bench.at(0, &["a", "b"], &strays);
-        assert_eq!(bench.at(10, &["a", "b"], &strays), told("b", Event::Differs, "billing"));
+        assert_eq!(bench.at(10, &["a", "b"], &strays), expected("b", Event::Differs, "billing"));
         let without: [Strays<'_>; 1] = [("billing", &[])];
         assert!(bench.at(14, &["a"], &without).is_empty());
         assert!(bench.at(18, &["a", "b"], &strays).is_empty(), "it was missing for a moment");
         assert!(bench.at(22, &["a"], &without).is_empty());
-        assert_eq!(bench.at(32, &["a"], &without), told("b", Event::IsGone, "billing"));
+        assert_eq!(bench.at(32, &["a"], &without), expected("b", Event::IsGone, "billing"));
         assert!(bench.at(36, &["a"], &without).is_empty());
     }
 
     #[test]
-    fn while_the_limits_in_force_are_not_known_nothing_is_told() {
+    fn while_the_limits_in_force_are_not_known_nothing_is_logged() {
         let mut bench = Bench::new();
         let strays: [Strays<'_>; 1] = [("billing", &["b"])];
         bench.at(0, &["b"], &strays);
         bench.at(10, &["b"], &strays);
         assert!(bench.at(14, &["b"], &[]).is_empty());
-        assert!(bench.at(18, &["b"], &strays).is_empty(), "it is not told again either");
-        assert_eq!(bench.at(22, &["b"], &[("billing", &[])]), told("b", Event::Agrees, "billing"));
+        assert!(bench.at(18, &["b"], &strays).is_empty(), "it is not logged again either");
+        assert_eq!(bench.at(22, &["b"], &[("billing", &[])]), expected("b", Event::Agrees, "billing"));
     }
 
     #[test]
@@ -261,6 +261,6 @@ mod tests {
         let strays: Vec<Strays<'_>> = names.iter().map(|name| (name.as_str(), by)).collect();
         bench.at(0, &["b"], &strays);
         let downstreams = "d10, d11, d12, d13, d14, d15, d16, d17, d18, d19 and 15 more";
-        assert_eq!(bench.at(10, &["b"], &strays), told("b", Event::Differs, downstreams));
+        assert_eq!(bench.at(10, &["b"], &strays), expected("b", Event::Differs, downstreams));
     }
 }

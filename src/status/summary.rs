@@ -1,4 +1,4 @@
-//! What one replica tells the others of itself. It lies in the store as text, and may be of another version of paced.
+//! The report of one replica to the others. It is a text in the store, and may be of another version of paced.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(crate) struct Identity {
     pub(crate) started_at: Millis,
 }
 
-/// What one replica tells of itself.
+/// The report of one replica.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Summary {
     v: u32,
@@ -35,7 +35,7 @@ pub(super) struct Summary {
     /// Whether its connections to the broker are up, and whether the store answers.
     pub(super) amqp: bool,
     pub(super) store: bool,
-    /// Whether it will say goodbye when it ends in order; replicas of before only ceased to tell.
+    /// Whether it will say goodbye when it ends in order; replicas of earlier versions only ceased to report.
     #[serde(rename = "g", default, skip_serializing_if = "is_default")]
     pub(super) says_goodbye: bool,
     /// Whether it has ended in order, and says goodbye.
@@ -106,7 +106,7 @@ impl Summary {
         Self { v: VERSION, replica, at, says_goodbye: true, ..Self::default() }
     }
 
-    /// What a replica tells at its end.
+    /// The report of a replica at its end.
     pub(super) fn goodbye(replica: Identity, at: Millis) -> Self {
         Self { has_ended: true, ..Self::new(replica, at) }
     }
@@ -136,7 +136,7 @@ impl Summary {
     /// Reads the text of any replica; `None` where its form is not known.
     pub(super) fn read(text: &str) -> Option<Self> {
         let summary = serde_json::from_str::<Self>(text).ok()?;
-        // Sums of what others tell must stay numbers that have a form in JSON.
+        // Sums of the reports of others must stay numbers that have a form in JSON.
         let is_sound = summary
             .downstreams
             .values()

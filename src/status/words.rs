@@ -5,10 +5,10 @@ use std::time::Duration;
 use paced::api::Millis;
 use paced::api::state::Downstream;
 
-/// From this far ahead on, the end of a limit is worth telling: it is not the pace, but a quota that is used up.
+/// From this far ahead on, the end of a limit is worth a line: it is not the pace, but a quota that is used up.
 const FAR: Millis = 2_000;
 
-/// The reason while a pause has ended, and the replicas have not told yet what binds since.
+/// The reason while a pause has ended, and the replicas have not reported yet what binds since.
 pub(super) const RESUMING: &str = "resuming";
 
 /// Says why no more jobs of this downstream are released, from its other fields.
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn spans_are_words() {
-        for (millis, told) in [
+        for (millis, expected) in [
             (600_000, "10 minutes"),
             (5_400_000, "1 hour 30 minutes"),
             (86_400_000, "1 day"),
@@ -114,7 +114,7 @@ mod tests {
             (1_500, "1 second"),
             (250, "250 ms"),
         ] {
-            assert_eq!(span(Duration::from_millis(millis)), told);
+            assert_eq!(span(Duration::from_millis(millis)), expected);
         }
     }
 

@@ -133,7 +133,7 @@ impl Reserve<'_> {
             let mut rows = self.limits.rows(self.costs).skip(plan.refused_job).map(own);
             cost = rows.next().unwrap_or(1).max(1);
             if refused.slot > free && !waits(&refused) {
-                let others: u64 = rows.take(plan.dear.saturating_sub(1)).sum();
+                let others: u64 = rows.take(plan.awaiting_window.saturating_sub(1)).sum();
                 (left, cost) = (left.saturating_sub(cost + others), 1);
             }
         }

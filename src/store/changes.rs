@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_who_works_on_it_is_told_once() {
+    async fn each_who_works_on_it_is_notified_once() {
         let watchers = Watchers::default();
         let (mut a, mut b) = (watchers.subscribe("a"), watchers.subscribe("b"));
         assert!(a.next().now_or_never().is_none());

@@ -278,7 +278,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Cancel safe: the slot is given back, or not.
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> Answer<'a, bool>;
 
-    /// Discards the state of the limits under `scope`: the next slot is now, whatever was reserved.
+    /// Discards the state of the limits under `scope`: the next slot is now, also after many reservations.
     ///
     /// Cancel safe: the state is discarded, or not.
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> Answer<'a, ()>;

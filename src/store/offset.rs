@@ -28,7 +28,7 @@ pub enum Observed {
 /// A call sent at `sent` and answered at `received`, both local, with the store's `now`, happened
 /// somewhere between: the offset (local less store) lies in `[sent - now, received - now]`. The
 /// smallest upper bound of the last 10 s maps a slot to a local instant at which the store's clock
-/// has surely reached it, whatever the latencies were.
+/// has surely reached it, with any latencies.
 ///
 /// Local instants count the time for which this machine was suspended: the store's clock goes on
 /// meanwhile, so a suspend is no step.

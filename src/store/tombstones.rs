@@ -131,9 +131,9 @@ mod tests {
     fn calls_that_no_store_answers() {
         let ids = |count: usize| vec![Arc::from("a"); count];
         let day = Duration::from_secs(86_400);
-        let told = |call: TombstoneCall<'_>| call.check().map_err(|error| error.to_string());
-        assert_eq!(told(TombstoneCall::Cancel { ids: &ids(1000), span: 366 * day }), Ok(()));
-        assert_eq!(told(TombstoneCall::Read { after: 0 }), Ok(()));
+        let check = |call: TombstoneCall<'_>| call.check().map_err(|error| error.to_string());
+        assert_eq!(check(TombstoneCall::Cancel { ids: &ids(1000), span: 366 * day }), Ok(()));
+        assert_eq!(check(TombstoneCall::Read { after: 0 }), Ok(()));
         let long = [Arc::from("x".repeat(256))];
         for (call, expected) in [
             (TombstoneCall::Cancel { ids: &ids(1), span: 367 * day }, "use 1us to 366d"),
@@ -143,7 +143,7 @@ mod tests {
             (TombstoneCall::Undo { ids: &[Arc::from("a\n")] }, "`a\\n` is no job id; use 1 to 255"),
             (TombstoneCall::Undo { ids: &long }, "is no job id"),
         ] {
-            let error = told(call).unwrap_err();
+            let error = check(call).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -2,7 +2,7 @@
 //! same arithmetic.
 //!
 //! If every replica asked whenever slots are near, the replica nearest to the store would take most of them, and many
-//! replicas would make many calls in vain. So the store keeps a queue. A caller that has jobs left when it is answered
+//! replicas would make many calls without use. So the store keeps a queue. A caller that has jobs left when it is answered
 //! books the next turn in the queue. A turn has as many slots as lie in 0.4 of the reach, and its call is made 0.6 of
 //! the reach before it begins. At its turn the caller takes every slot up to the end of the turn, including those that
 //! earlier turns have left.
@@ -17,7 +17,7 @@ use super::LONGEST_TURN_LEASE;
 use crate::limit::{Algorithm, Edges, Limit, LimitSet, MAX_BATCH};
 use crate::time::Micros;
 
-/// How far ahead turns are booked: the longer of this span, and so many slots of the limits in the long run.
+/// How far ahead turns are booked: the longer of this span, and this number of slots of the limits in the long run.
 const BOOKING_AHEAD: (Duration, u32) = (Duration::from_secs(300), 1000);
 /// How long the reach stays after the last asker that needed it.
 const REACH_KEPT: Duration = Duration::from_secs(30);

@@ -18,7 +18,7 @@ pub struct Changed<T> {
     /// The record after the change.
     pub record: RecordState,
     /// The result of the closure.
-    pub told: T,
+    pub output: T,
 }
 
 /// The reason why terms were not changed.
@@ -67,16 +67,16 @@ pub async fn change<T>(
             None => own.clone(),
         };
         let mut after = before.expired(record.now).unwrap_or_else(|| before.clone());
-        let told = change(&mut after, record.now)?;
+        let output = change(&mut after, record.now)?;
         if after == before {
-            return Ok(Changed { before, after, record, told });
+            return Ok(Changed { before, after, record, output });
         }
         let in_force = record.terms.as_ref().map(|_| &before);
         let after = after.put_in_force(in_force, record.now, Replica::of_this_process());
         let (of, text) = (record.status.generation, after.to_text());
         record = store.update_record(downstream, Change::Terms { of, text: &text }).await?;
         if record.status.generation == of + 1 && record.terms.as_ref() == Some(&text) {
-            return Ok(Changed { before, after, record, told });
+            return Ok(Changed { before, after, record, output });
         }
     }
     Err(ChangeError::Contended)

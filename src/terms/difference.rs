@@ -47,12 +47,12 @@ mod tests {
         let window = || Limit::fixed_window("hour", 500, std::time::Duration::from_secs(3600)).unwrap();
         let (start, end) = (Micros(1_000_000), Micros(9_000_000));
         let before = terms(vec![pace("100/m", 1)]);
-        let told = |after: &Terms| before.changes(start, after, start);
-        assert_eq!(told(&before), "");
-        assert_eq!(told(&terms(vec![pace("20/s", 1)])), "pace 100/m → 20/s");
-        assert_eq!(told(&terms(vec![pace("100/m", 3)])), "pace 100/m has other numbers besides its rate");
-        assert_eq!(told(&terms(vec![pace("100/m", 1), window()])), "hour 500/h is added");
-        assert_eq!(told(&terms(vec![window()])), "hour 500/h is added, pace is removed");
+        let changes = |after: &Terms| before.changes(start, after, start);
+        assert_eq!(changes(&before), "");
+        assert_eq!(changes(&terms(vec![pace("20/s", 1)])), "pace 100/m → 20/s");
+        assert_eq!(changes(&terms(vec![pace("100/m", 3)])), "pace 100/m has other numbers besides its rate");
+        assert_eq!(changes(&terms(vec![pace("100/m", 1), window()])), "hour 500/h is added");
+        assert_eq!(changes(&terms(vec![window()])), "hour 500/h is added, pace is removed");
         let mut over = before.clone();
         let set = Override {
             rate: "2/s".parse().unwrap(),
@@ -62,7 +62,7 @@ mod tests {
             set_at: start,
         };
         over.set_rate(Some("pace"), set).unwrap();
-        assert_eq!(told(&over), "pace 100/m → 2/s");
+        assert_eq!(changes(&over), "pace 100/m → 2/s");
         assert_eq!(
             over.changes(start, &over.expired(end).unwrap(), end),
             "pace 2/s → 100/m",

@@ -31,7 +31,7 @@ impl Replica {
     /// The name of this process.
     pub fn of_this_process() -> &'static Self {
         static THIS: LazyLock<Replica> = LazyLock::new(|| {
-            // The kernel tells it without a call to a name server; elsewhere than on Linux it is not known.
+            // The kernel knows it without a call to a name server; elsewhere than on Linux it is not known.
             let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
             Replica { id: format!("{:08x}", fastrand::u32(..)), host: host.trim().to_owned() }
         });

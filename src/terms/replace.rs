@@ -1,4 +1,4 @@
-//! Puts the limits of a file in force whatever is in force: an operator rolls a change back.
+//! Puts the limits of a file in force, also if those in force are newer: an operator rolls a change back.
 
 use super::{ChangeError, Replica, Terms, TermsError};
 use crate::store::{Change, RecordState, Store};
@@ -30,7 +30,7 @@ pub struct Replaced {
 
 /// Replaces the terms of a downstream by those of a file, `own`.
 ///
-/// Replicas with another file go by it until one of them starts or reloads; then the last load wins again, unless its
+/// Replicas with another file use these limits until one of them starts or reloads; then the last load wins again, unless its
 /// revision is lower.
 ///
 /// Cancel safe: the terms are replaced, or not.

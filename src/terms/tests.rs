@@ -345,7 +345,7 @@ fn limit((algorithm, count, period, extra, offset): (u8, u64, u64, u32, i16)) ->
 
 proptest! {
     #[test]
-    fn whatever_the_numbers_they_read_back(numbers in numbers(), revision: Option<u64>, over in numbers()) {
+    fn terms_of_all_numbers_read_back(numbers in numbers(), revision: Option<u64>, over in numbers()) {
         let Some(limit) = limit(numbers) else { return Ok(()) };
         let set = LimitSet::new(vec![limit]).unwrap();
         let mut terms = Terms::new(set.clone(), BTreeMap::from([("p".to_owned(), set)]), revision);

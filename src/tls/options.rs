@@ -46,8 +46,8 @@ impl TlsOptions {
         self
     }
 
-    /// The same options, where the server must show exactly the (first) certificate in this file, whatever its name and its
-    /// authority: for who has the server's own file at hand.
+    /// The same options, where the server must show exactly the (first) certificate in this file, with any name and any
+    /// authority: for a caller that has the server's own file.
     #[doc(hidden)]
     #[must_use]
     pub fn with_pinned_file(mut self, file: impl Into<PathBuf>) -> Self {

@@ -22,19 +22,19 @@ async fn run(text: &str, args: &[&str]) -> Output {
     Output { code, stdout: stdout.replace(name, "FILE"), stderr: stderr.replace(name, "FILE") }
 }
 
-const MOOT: &str =
+const INEFFECTIVE: &str =
     "[downstreams.a]\nrate = '50/s'\nlimits = [{ rate = '5/s' }]\nhttp.base_url = 'http://127.0.0.1:1/'\n";
 
 #[tokio::test]
 async fn warnings_are_one_line_each_and_change_no_exit_code() {
-    let output = run(MOOT, &["check"]).await;
+    let output = run(INEFFECTIVE, &["check"]).await;
     assert_eq!(output.code, 0, "{}", output.stderr);
     let lines: Vec<&str> = output.stderr.lines().collect();
     assert_eq!(lines.len(), 1, "{}", output.stderr);
     assert!(lines[0].starts_with("FILE:2:8: downstreams.a.rate: warning: no effect, since `leaky-bucket-1`"));
     assert!(output.stdout.contains("configuration ok: 1 downstream(s): a"), "{}", output.stdout);
     // Other commands do not repeat them.
-    assert_eq!(run(MOOT, &["config", "show"]).await.stderr, "");
+    assert_eq!(run(INEFFECTIVE, &["config", "show"]).await.stderr, "");
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn the_check_says_what_jobs_of_lanes_may_cost() {
 
 #[tokio::test]
 async fn the_check_and_the_configuration_as_json() {
-    let output = run(MOOT, &["-o", "json", "check"]).await;
+    let output = run(INEFFECTIVE, &["-o", "json", "check"]).await;
     let found: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!((output.code, &found["ok"]), (0, &json!(true)));
     assert_eq!(
@@ -101,14 +101,14 @@ async fn the_check_and_the_configuration_as_json() {
     assert_eq!(found["files"], json!(["FILE"]));
     assert!(found.get("broker").is_none(), "nobody asked for it");
 
-    let wrong = run(&MOOT.replace("'50/s'", "50"), &["-o", "json", "check"]).await;
+    let wrong = run(&INEFFECTIVE.replace("'50/s'", "50"), &["-o", "json", "check"]).await;
     let found: Value = serde_json::from_str(&wrong.stdout).unwrap();
     assert_eq!((wrong.code, &found["ok"]), (78, &json!(false)));
     let problem =
         "FILE:2:8: downstreams.a.rate: an integer where a rate belongs; write its unit too, such as \"50/s\"";
     assert_eq!((&found["errors"], wrong.stderr.trim_end()), (&json!([problem]), problem));
 
-    let shown = run(MOOT, &["-o", "json", "config", "show"]).await;
+    let shown = run(INEFFECTIVE, &["-o", "json", "config", "show"]).await;
     let entries: Vec<Value> = shown.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |key: &str| entries.iter().find(|entry| entry["key"] == key).cloned().unwrap();
     assert_eq!(

@@ -1,6 +1,7 @@
 //! Rules for the source and for the dependencies: floors, sizes, compiler versions and licences.
 
 mod floors;
+mod picture;
 mod sizes;
 mod structure;
 

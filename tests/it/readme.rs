@@ -105,7 +105,7 @@ fn the_configuration_releases_what_it_says() {
 }
 
 #[tokio::test]
-async fn a_worker_goes_by_the_configuration_and_tells_the_others() {
+async fn a_worker_uses_the_configuration_and_informs_the_others() {
     let (folder, prefix) = (tempfile::TempDir::new().unwrap(), unique("readme"));
     let (file, url) = (folder.path().join("paced.toml"), redis().await.url());
     let toml = format!(

@@ -188,7 +188,7 @@ async fn a_token_that_the_api_drops_at_once_costs_no_job_and_each_request_is_ref
 }
 
 #[tokio::test]
-async fn a_file_that_holds_no_secret_for_a_while_changes_nothing_and_is_told_once() {
+async fn a_file_that_holds_no_secret_for_a_while_changes_nothing_and_is_reported_once() {
     let volume = Volume::new("Bearer 0");
     let (site, keeper) = guarded("unusable", "rate = '200/s'", &volume.token()).await;
     keeper.take_after(&["Bearer 0", "Bearer 1"], || ());

@@ -219,7 +219,7 @@ fn family(root: u32) -> Vec<Process> {
 }
 
 #[tokio::test]
-async fn the_api_keeps_a_log_and_answers_as_it_is_told() {
+async fn the_api_keeps_a_log_and_answers_as_it_is_set() {
     let api = Api::start();
     api.script("/busy", [Answer::status(503).header("retry-after", 2), Answer::hang_up()]);
     let client = Client::new();

@@ -317,7 +317,7 @@ async fn a_list_of_dead_letters_creates_nothing() {
 }
 
 #[tokio::test]
-async fn a_login_that_is_refused_after_a_loss_is_told() {
+async fn a_login_that_is_refused_after_a_loss_is_reported() {
     let mut site = Site::shared("login", "rate = '500/s'").await;
     let (broker, user) = (rabbit().await, site.prefix.clone());
     broker.add_user(&user, "before", [".*"; 3]).await;

@@ -160,7 +160,7 @@ async fn an_answer_of_success_can_mean_that_the_api_throttles() {
 }
 
 #[tokio::test]
-async fn a_queue_that_was_used_as_it_is_is_declared_anew_once_it_is_gone() {
+async fn a_queue_that_was_used_as_it_is_is_declared_again_once_it_is_gone() {
     let site = Site::shared("anew", "rate = '100/s'").await;
     let queue = site.queue();
     let (connection, channel) = publish::open(&site.amqp).await;
@@ -211,7 +211,7 @@ async fn the_configuration_says_which_answers_are_tried_again_and_how_often() {
 }
 
 #[tokio::test]
-async fn a_full_queue_is_told_to_the_publisher() {
+async fn the_publisher_learns_of_a_full_queue() {
     let site = Site::shared("full", "rate = '100/s'\n[downstreams.billing.queue]\nmax_length = 10").await;
     let fits = site.cli(&["publish", "billing", "--count", "10", "--body", "x"]).await;
     assert_eq!(fits.code, 0, "{}", fits.stderr);

@@ -1,13 +1,13 @@
 //! Wrong tokens, of which nobody may try many.
 //!
 //! A client that has sent [`MAX_FAILURES`] wrong tokens within a minute of the first of them is blocked until that minute
-//! is over: its tokens are not looked at, since otherwise the right one would still be told from the wrong ones. Whoever
-//! shares its address (behind a proxy or NAT, or as a local user) must not be locked out by that. So while a client is
+//! is over: its tokens are not checked, since otherwise the answers would still show which one is right. A user who shares
+//! its address (behind a proxy or NAT, or on the same machine) must not be locked out by that. So while a client is
 //! blocked, a token still passes with a role of which this client has sent one within the last day. To find it, tokens of
-//! such a client are looked at, which tells the guesser of that address about those of the role; [`MAX_LOOKS`] bounds how
-//! many are in each second. Of tokens with other roles nothing is told at all.
+//! such a client are checked, which shows a guesser at that address the tokens of that role; [`MAX_CHECKS`] bounds how
+//! many are in each second. The answers show nothing about tokens with other roles.
 //!
-//! A client that has sent no wrong token is always looked at: where many clients guess at once, each of them gets fewer
+//! A client that has sent no wrong token is always checked: where many clients guess at once, each of them gets fewer
 //! tries ([`MAX_FAILURES_WHEN_MANY`]). The tables are bounded. The one of failures forgets first who has failed least, and
 //! only the holder of a right token gets into the other one.
 
@@ -33,12 +33,12 @@ const MAX_FAILURES_WHEN_MANY: u32 = 2;
 const MAX_CLIENTS: usize = 1024;
 /// How long it counts that a client has sent a right token.
 const SUCCESS_AGE: Duration = Duration::from_secs(24 * 60 * 60);
-/// The tokens of a blocked client that are looked at in each second, if it has sent a right one before.
-const MAX_LOOKS: u32 = 20;
+/// The tokens of a blocked client that are checked in each second, if it has sent a right one before.
+const MAX_CHECKS: u32 = 20;
 /// The number of roles of tokens.
 const ROLES: usize = Role::Admin as usize + 1;
-/// The span in which [`MAX_LOOKS`] count.
-const LOOKS_WINDOW: Duration = Duration::from_secs(1);
+/// The span in which [`MAX_CHECKS`] count.
+const CHECKS_WINDOW: Duration = Duration::from_secs(1);
 
 /// What is known of those who sent tokens.
 #[derive(Debug, Default)]
@@ -65,8 +65,8 @@ struct Success {
     at: Instant,
     /// Whether it has sent one with each role.
     keys: [bool; ROLES],
-    /// The tokens that were looked at while it was blocked.
-    looks: Option<Count>,
+    /// The tokens that were checked while it was blocked.
+    checks: Option<Count>,
 }
 
 /// What a token is.
@@ -74,7 +74,7 @@ struct Success {
 pub(super) enum Verified {
     /// One that the request needs.
     Right(Role),
-    /// One of this daemon's, for other requests: whoever sends it need not have guessed it.
+    /// One of this daemon's, for other requests: its sender need not have guessed it.
     Other,
     Wrong,
 }
@@ -115,7 +115,7 @@ impl FailedLogins {
         // One at a time, so that many at once are no way around the bound. No panic leaves the table half changed.
         let mut table = lock(&self.0);
         if let Some(left) = table.block(client, now) {
-            let Some(keys) = table.look_while_blocked(client, now) else { return Verdict::Blocked(left) };
+            let Some(keys) = table.check_while_blocked(client, now) else { return Verdict::Blocked(left) };
             return match look() {
                 Verified::Right(key) if keys[key as usize] => {
                     table.on_success(client, key, now);
@@ -148,14 +148,14 @@ impl Table {
     }
 
     /// The tokens that pass although this client is blocked. `None` if there are none, or if too many of its tokens were
-    /// looked at just now.
-    fn look_while_blocked(&mut self, client: Network, now: Instant) -> Option<[bool; ROLES]> {
+    /// checked just now.
+    fn check_while_blocked(&mut self, client: Network, now: Instant) -> Option<[bool; ROLES]> {
         let success = self.successes.get_mut(&client)?;
         let is_recent = now.saturating_duration_since(success.at) <= SUCCESS_AGE;
-        if !is_recent || Count::number(success.looks, LOOKS_WINDOW, now) >= MAX_LOOKS {
+        if !is_recent || Count::number(success.checks, CHECKS_WINDOW, now) >= MAX_CHECKS {
             return None;
         }
-        success.looks = Some(Count::and_one(success.looks, LOOKS_WINDOW, now));
+        success.checks = Some(Count::and_one(success.checks, CHECKS_WINDOW, now));
         Some(success.keys)
     }
 
@@ -168,9 +168,9 @@ impl Table {
                 self.successes.remove(&oldest);
             }
         }
-        let (mut keys, looks) = known.map_or(([false; ROLES], None), |known| (known.keys, known.looks));
+        let (mut keys, checks) = known.map_or(([false; ROLES], None), |known| (known.keys, known.checks));
         keys[key as usize] = true;
-        self.successes.insert(client, Success { at: now, keys, looks });
+        self.successes.insert(client, Success { at: now, keys, checks });
     }
 
     fn on_failure(&mut self, client: Network, now: Instant) {
@@ -216,7 +216,7 @@ mod tests {
             assert_eq!(logins.check(guesser, || Verified::Wrong), Verdict::Wrong);
         }
         advance(Duration::from_secs(20)).await;
-        let refused = logins.check(guesser, || panic!("it is not looked at"));
+        let refused = logins.check(guesser, || panic!("it is not checked"));
         assert_eq!(refused, Verdict::Blocked(Duration::from_secs(40)));
         assert_eq!(logins.check(other, || Verified::Right(Role::Read)), Verdict::Right);
         assert_eq!(logins.check(other, || Verified::Wrong), Verdict::Wrong);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_sent_the_right_token_before_is_not_locked_out_by_others_of_the_address() {
+    async fn a_client_that_sent_the_right_token_before_is_not_locked_out_by_others_of_the_address() {
         let logins = FailedLogins::default();
         let shared = client("192.0.2.1");
         let guess = || {
@@ -272,17 +272,17 @@ mod tests {
         for _ in 0..3 {
             guess();
             assert_eq!(logins.check(shared, || Verified::Right(Role::Read)), Verdict::Right);
-            // The answer tells nothing of a token that was never sent from there.
+            // The answer shows nothing about a token that was never sent from there.
             for token in [Verified::Right(Role::Admin), Verified::Other, Verified::Wrong] {
                 assert!(matches!(logins.check(shared, || token), Verdict::Blocked(_)), "{token:?}");
             }
-            // Nor are many looked at in a second.
-            for _ in 0..MAX_LOOKS {
+            // Nor are many checked in a second.
+            for _ in 0..MAX_CHECKS {
                 assert!(matches!(logins.check(shared, || Verified::Wrong), Verdict::Blocked(_)));
             }
-            let refused = logins.check(shared, || panic!("it is not looked at"));
+            let refused = logins.check(shared, || panic!("it is not checked"));
             assert!(matches!(refused, Verdict::Blocked(_)));
-            advance(LOOKS_WINDOW).await;
+            advance(CHECKS_WINDOW).await;
             assert_eq!(logins.check(shared, || Verified::Right(Role::Read)), Verdict::Right);
             advance(WINDOW).await;
         }

@@ -74,14 +74,14 @@ fn only_names_of_this_daemon_are_answered_for() {
 
 #[test]
 fn a_refusal_says_what_was_asked_and_which_key_to_set() {
-    let told = |host: &'static str| {
+    let refusal = |host: &'static str| {
         let mut headers = HeaderMap::new();
         headers.append(HOST, host.parse().unwrap());
         access(None).is_meant(&"/metrics".parse().unwrap(), &headers).unwrap_err().text().to_owned()
     };
-    let text = told("paced.jobs.svc:9750");
+    let text = refusal("paced.jobs.svc:9750");
     assert!(text.contains("`paced.jobs.svc:9750`") && text.contains("admin.allow_hosts"), "{text}");
-    assert!(told("a b").contains("no name"));
+    assert!(refusal("a b").contains("no name"));
 }
 
 #[test]
@@ -113,9 +113,9 @@ fn wrong_tokens_make_a_client_wait_and_no_other() {
     };
     let statuses: Vec<u16> = (0..22).map(|_| ask("2001:db8::1", "wrong")).collect();
     assert_eq!((statuses[..20].to_vec(), &statuses[20..]), (vec![401; 20], &[429, 429][..]));
-    // Even the right one, which was never sent from this network, waits: otherwise it could be told from the wrong ones.
+    // Even the right one, which was never sent from this network, waits: otherwise the answer would show that it is right.
     assert_eq!((ask("2001:db8::2", TOKEN), ask("2001:db8:0:1::1", TOKEN)), (429, 200));
-    // From the other network it was, so that whoever guesses there locks its holder out of nothing.
+    // From the other network it was, so that a guesser there does not lock its holder out.
     let guesses: Vec<u16> = (0..22).map(|_| ask("2001:db8:0:1::1", "wrong")).collect();
     assert_eq!((guesses[20..].to_vec(), ask("2001:db8:0:1::2", TOKEN)), (vec![429; 2], 200));
     // Without any token there is nothing to guess.
@@ -126,7 +126,7 @@ fn wrong_tokens_make_a_client_wait_and_no_other() {
 }
 
 #[test]
-fn pages_of_other_origins_are_refused_whatever_they_ask() {
+fn pages_of_other_origins_are_refused_for_all_requests() {
     let access = access(Some(TOKEN));
     for (origin, expected) in [
         ("http://localhost:9750", 200),
@@ -238,13 +238,13 @@ fn a_token_with_a_name_allows_what_its_role_says() {
     };
     for (name, allowed) in [("grafana", Role::Read), ("alice", Role::Operate), ("root", Role::Admin)] {
         for needed in [Role::Read, Role::Operate, Role::Admin] {
-            let told = ask(&format!("token-of-{name}"), needed);
+            let answer = ask(&format!("token-of-{name}"), needed);
             match needed <= allowed {
-                true => assert_eq!(told, Ok(name.to_owned())),
+                true => assert_eq!(answer, Ok(name.to_owned())),
                 false => {
-                    let told = told.unwrap_err();
+                    let answer = answer.unwrap_err();
                     let role = format!("`{name}`, whose role `{}` does not allow this", allowed.name());
-                    assert!(told.status() == 401 && told.text().contains(&role), "{}", told.text());
+                    assert!(answer.status() == 401 && answer.text().contains(&role), "{}", answer.text());
                 }
             }
         }

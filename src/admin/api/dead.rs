@@ -1,4 +1,4 @@
-//! The dead letters of a downstream: listed, replayed and purged for whoever has the token.
+//! The dead letters of a downstream: listed, replayed and purged for clients with the token.
 //!
 //! A list of letters holds them for a while, so that nobody else sees them. That is why one request at a time does so,
 //! and why even a list needs the token of changes.
@@ -39,7 +39,7 @@ const MAX_LIST: usize = 8 << 20;
 const WORK_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// The longest text of a filter in the audit log, in characters.
-const MAX_TOLD: usize = 200;
+const MAX_SHOWN: usize = 200;
 
 /// How long a request waits for the one before it.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ struct Done {
 
 impl Done {
     /// What was done, for the audit log.
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         let Tally { found, done, kept, failed, .. } = self.tally;
         let stopped =
             self.stopped_by.map(|by| format!(", stopped by {by:?}").to_lowercase()).unwrap_or_default();
@@ -286,7 +286,7 @@ fn shaper(rate: &str) -> Result<Shaper, Refusal> {
 
 impl Api {
     /// Works on the letters that a request chooses, and writes it to the audit log, even if it failed or the request was
-    /// given up meanwhile; then the work ends after the letter at hand.
+    /// given up meanwhile; then the work ends after the current letter.
     async fn tend(
         self: Arc<Self>,
         client: Client,
@@ -307,7 +307,7 @@ impl Api {
             let done = self.letters.work(&downstream, scan, work).await;
             self.watch.letters_changed(&downstream);
             let noted = match &done {
-                Ok(done) => Some(begun.made("", &done.told())),
+                Ok(done) => Some(begun.made("", &done.text())),
                 Err(refusal) => begun.failed(refusal),
             };
             if let Some(noted) = noted {
@@ -322,15 +322,15 @@ impl Api {
 /// The letters that are meant, as text, for the audit log.
 fn which(Chosen { all, reason, status, id, key }: &Chosen, bounds: Bounds) -> String {
     let Bounds { limit, first, died_until } = bounds;
-    let told = |name: &str, text: &Option<String>| {
-        text.as_deref().map(|text| format!("{name} `{}`", cut(text, MAX_TOLD)))
+    let part = |name: &str, text: &Option<String>| {
+        text.as_deref().map(|text| format!("{name} `{}`", cut(text, MAX_SHOWN)))
     };
     let parts = [
         all.then(|| "all".to_owned()),
-        told("reason", reason),
+        part("reason", reason),
         status.map(|status| format!("status {status}")),
-        told("id", id),
-        told("key", key),
+        part("id", id),
+        part("key", key),
         limit.map(|limit| format!("at most {limit}")),
         first.map(|first| format!("of the first {first}")),
         died_until.map(|at| format!("died until {}", words::instant(at))),

@@ -41,7 +41,7 @@ pub(crate) struct Api {
     operations: Operations,
     watch: Watch,
     letters: Letters,
-    /// The changes that are being made: each runs to its end, whatever becomes of its request.
+    /// The changes that are being made: each runs to its end, also if its client hangs up.
     changes: TaskTracker,
 }
 
@@ -50,8 +50,8 @@ impl Api {
         Self { operations, watch, letters, changes: TaskTracker::new() }
     }
 
-    /// The record of a downstream as the store has it now; from memory, as in a list, where so many requests ask that the
-    /// store would be asked too often. Cancel safe.
+    /// The record of a downstream as the store has it now; from memory, as in a list, if requests would read the store too
+    /// often. Cancel safe.
     async fn record(&self, name: &str) -> Result<RecordState, Refusal> {
         self.operations.known(name)?;
         if let Some(record) = self.operations.read(name).await? {
@@ -61,8 +61,8 @@ impl Api {
         record.ok_or_else(|| unread(self.watch.store_error()))
     }
 
-    /// Makes a change, to its end whatever becomes of its request. Whoever sends many and hangs up must not fill the memory
-    /// with them.
+    /// Makes a change, to its end, also if its client hangs up. A client that sends many and hangs up must not fill the
+    /// memory with them.
     async fn make<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, Refusal>> + Send + 'static,

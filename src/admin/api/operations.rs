@@ -248,7 +248,7 @@ impl Target<'_> {
             let is_sent = is_read.load(Ordering::Relaxed) && refusal.status().is_server_error();
             if is_sent { refusal.or_made() } else { refusal }
         });
-        let Changed { before, after, record, told: limit, .. } = changed?;
+        let Changed { before, after, record, output: limit, .. } = changed?;
         Ok(Done {
             before: rate(&before, &limit),
             after: rate(&after, &limit),

@@ -139,7 +139,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
+async fn a_downstream_is_shown_as_its_file_has_it_until_the_store_has_terms() {
     let bench = Bench::new();
     let file = bench.ok("GET", "", "").await;
     assert_eq!(
@@ -161,52 +161,52 @@ async fn a_downstream_is_told_as_its_file_has_it_until_the_store_has_terms() {
         })
     );
     // The observer has not read its record, and nothing else is asked for a list.
-    let (status, headers, told) = bench.send("GET", "/api/v1/downstreams", "").await;
-    assert_eq!((status, &headers["retry-after"]), (503, &"1".parse().unwrap()), "{told}");
+    let (status, headers, answer) = bench.send("GET", "/api/v1/downstreams", "").await;
+    assert_eq!((status, &headers["retry-after"]), (503, &"1".parse().unwrap()), "{answer}");
     bench.own.send_replace(Arc::new([("billing".to_owned(), terms("70/s"))].into()));
     assert_eq!(bench.ok("GET", "", "").await["limits"][0]["rate"], "70/s", "reloaded");
     let stored = terms("20/s").to_text();
     bench.store.update_record("billing", Change::Terms { of: 0, text: &stored }).await.unwrap();
-    let told = bench.ok("GET", "", "").await;
-    assert_eq!((&told["limits"][0]["rate"], &told["generation"]), (&json!("20/s"), &json!(1)));
+    let answer = bench.ok("GET", "", "").await;
+    assert_eq!((&answer["limits"][0]["rate"], &answer["generation"]), (&json!("20/s"), &json!(1)));
     let own = json!([
         { "name": "leaky-bucket-0", "algorithm": "leaky-bucket", "rate": "70/s", "burst": 5 },
         { "name": "plan.pro.gcra-0", "algorithm": "gcra", "rate": "5/s", "burst": 2 },
     ]);
-    assert_eq!(told["own_limits"], own, "the file of this replica says otherwise");
+    assert_eq!(answer["own_limits"], own, "the file of this replica says otherwise");
 }
 
 #[tokio::test]
-async fn limits_are_told_with_whose_they_are_and_since_when() {
+async fn limits_are_shown_with_their_origin_and_since_when() {
     let bench = Bench::new();
     let (loader, other) = (replica("x"), Replica::of_this_process());
     let stored = terms("50/s").put_in_force(None, Micros(NOW - 5_000_000), &loader);
     bench.store.update_record("billing", Change::Terms { of: 0, text: &stored.to_text() }).await.unwrap();
-    let told = bench.ok("GET", "/rate", "").await;
+    let answer = bench.ok("GET", "/rate", "").await;
     let at = NOW / 1000;
-    assert_eq!(told["file"], json!({ "replica": "x", "host": "api-7", "since": at - 5_000 }));
+    assert_eq!(answer["file"], json!({ "replica": "x", "host": "api-7", "since": at - 5_000 }));
     let from = json!({ "replica": "x", "host": "api-7" });
-    assert_eq!((&told["limits"][0]["since"], &told["limits"][0]["from"]), (&json!(at - 5_000), &from));
-    let told = bench.ok("PUT", "/rate", r#"{"rate": "20/s", "for": "1h"}"#).await;
+    assert_eq!((&answer["limits"][0]["since"], &answer["limits"][0]["from"]), (&json!(at - 5_000), &from));
+    let answer = bench.ok("PUT", "/rate", r#"{"rate": "20/s", "for": "1h"}"#).await;
     let here = json!({ "replica": other.id, "host": other.host });
-    assert_eq!((&told["limits"][0]["since"], &told["limits"][0]["from"]), (&json!(at), &here));
+    assert_eq!((&answer["limits"][0]["since"], &answer["limits"][0]["from"]), (&json!(at), &here));
     assert_eq!(
-        (&told["plans"]["pro"][0]["since"], &told["plans"]["pro"][0]["from"]),
+        (&answer["plans"]["pro"][0]["since"], &answer["plans"]["pro"][0]["from"]),
         (&json!(at - 5_000), &from)
     );
-    assert_eq!(told["file"]["replica"], "x", "the file is the same");
+    assert_eq!(answer["file"]["replica"], "x", "the file is the same");
     bench.clock.set(Micros(NOW + 7_200_000_000));
-    let told = bench.ok("GET", "/rate", "").await;
-    assert_eq!(told["limits"][0]["since"], at + 3_600_000, "since the rate has ended");
+    let answer = bench.ok("GET", "/rate", "").await;
+    assert_eq!(answer["limits"][0]["since"], at + 3_600_000, "since the rate has ended");
 }
 
 #[tokio::test]
 async fn pauses_begin_and_end() {
     let bench = Bench::new();
-    let told = bench.ok("POST", "/pause", r#"{"for": "10m", "reason": "they asked"}"#).await;
+    let answer = bench.ok("POST", "/pause", r#"{"for": "10m", "reason": "they asked"}"#).await;
     let at = NOW / 1000;
     let pause = json!({ "until": at + 600_000, "by": "127.0.0.1", "reason": "they asked", "at": at });
-    assert_eq!((&told["paused"], &told["pause"]), (&json!(true), &pause));
+    assert_eq!((&answer["paused"], &answer["pause"]), (&json!(true), &pause));
     bench.clock.set(Micros(NOW + 5_000_000));
     let pause = json!({ "until": null, "by": "127.0.0.1", "reason": null, "at": at + 5_000 });
     assert_eq!(bench.ok("POST", "/pause", "").await["pause"], pause);
@@ -214,18 +214,25 @@ async fn pauses_begin_and_end() {
     // Notes that are of another form.
     for note in ["", "no JSON", "[]", r#"{"by": 7}"#] {
         bench.store.update_record("billing", Change::Pause { span: None, note }).await.unwrap();
-        let told = bench.ok("GET", "", "").await;
-        assert_eq!((&told["pause"]["by"], &told["pause"]["reason"]), (&Value::Null, &Value::Null), "{note}");
+        let answer = bench.ok("GET", "", "").await;
+        assert_eq!(
+            (&answer["pause"]["by"], &answer["pause"]["reason"]),
+            (&Value::Null, &Value::Null),
+            "{note}"
+        );
     }
     assert_eq!(bench.ok("GET", "", "").await["pause"]["at"], at + 5_000);
     bench.clock.set(Micros(NOW));
     assert_eq!(bench.ok("GET", "", "").await["pause"]["at"], Value::Null, "the clock has stepped back");
-    let told = bench.ok("POST", "/resume", "{}").await;
-    assert_eq!((&told["paused"], &told["pause"]), (&json!(false), &Value::Null));
+    let answer = bench.ok("POST", "/resume", "{}").await;
+    assert_eq!((&answer["paused"], &answer["pause"]), (&json!(false), &Value::Null));
 
     bench.store.update_record("billing", Change::Penalize(std::time::Duration::from_secs(3))).await.unwrap();
-    let told = bench.ok("GET", "", "").await;
-    assert_eq!((&told["paused"], &told["penalty"]), (&json!(true), &json!({ "until": NOW / 1000 + 3000 })));
+    let answer = bench.ok("GET", "", "").await;
+    assert_eq!(
+        (&answer["paused"], &answer["penalty"]),
+        (&json!(true), &json!({ "until": NOW / 1000 + 3000 }))
+    );
     bench.clock.set(Micros(NOW + 3_000_000));
     assert_eq!(bench.ok("GET", "", "").await["penalty"], Value::Null, "it is over");
 }
@@ -233,10 +240,10 @@ async fn pauses_begin_and_end() {
 #[tokio::test]
 async fn rates_are_set_for_a_while_and_unset() {
     let bench = Bench::new();
-    let told = bench.ok("PUT", "/rate", r#"{"rate": "20/s", "for": "2h", "reason": "trial"}"#).await;
+    let answer = bench.ok("PUT", "/rate", r#"{"rate": "20/s", "for": "2h", "reason": "trial"}"#).await;
     let this = Replica::of_this_process();
     assert_eq!(
-        told["limits"][0],
+        answer["limits"][0],
         json!({
             "name": "leaky-bucket-0", "algorithm": "leaky-bucket", "rate": "20/s", "burst": 5,
             "file_rate": "50/s", "since": NOW / 1000, "from": { "replica": this.id, "host": this.host },
@@ -247,27 +254,27 @@ async fn rates_are_set_for_a_while_and_unset() {
         "limit": "leaky-bucket-0", "rate": "20/s", "until": until, "reason": "trial", "by": "127.0.0.1",
         "set_at": NOW / 1000, "idle": false
     });
-    assert_eq!((&told["overrides"], &told["generation"]), (&json!([set]), &json!(1)));
-    let told = bench.ok("PUT", "/rate", r#"{"rate": "9/s", "limit": "plan.pro.gcra-0"}"#).await;
-    assert_eq!(told["plans"]["pro"][0]["rate"], "9/s");
+    assert_eq!((&answer["overrides"], &answer["generation"]), (&json!([set]), &json!(1)));
+    let answer = bench.ok("PUT", "/rate", r#"{"rate": "9/s", "limit": "plan.pro.gcra-0"}"#).await;
+    assert_eq!(answer["plans"]["pro"][0]["rate"], "9/s");
     assert_eq!(bench.ok("GET", "/rate", "").await["overrides"][1]["until"], Value::Null);
 
     bench.clock.set(Micros(NOW + 7_200_000_000));
-    let told = bench.ok("GET", "/rate", "").await;
+    let answer = bench.ok("GET", "/rate", "").await;
     assert_eq!(
-        (&told["limits"][0]["rate"], told["overrides"].as_array().unwrap().len()),
+        (&answer["limits"][0]["rate"], answer["overrides"].as_array().unwrap().len()),
         (&json!("50/s"), 1)
     );
-    let told = bench.ok("DELETE", "/rate", r#"{"limit": "plan.pro.gcra-0"}"#).await;
-    assert_eq!((&told["overrides"], &told["generation"]), (&json!([]), &json!(3)));
+    let answer = bench.ok("DELETE", "/rate", r#"{"limit": "plan.pro.gcra-0"}"#).await;
+    assert_eq!((&answer["overrides"], &answer["generation"]), (&json!([]), &json!(3)));
     let stored = bench.store.read_record("billing").await.unwrap().terms.unwrap();
     let stored = Terms::parse(&stored).unwrap();
     assert!(
         stored.has_limits_of(&terms("50/s")) && stored.overrides().is_empty(),
         "what is over is gone too"
     );
-    let told = bench.ok("DELETE", "/rate", "").await;
-    assert_eq!(told["generation"], 3, "nothing was set, so nothing changes");
+    let answer = bench.ok("DELETE", "/rate", "").await;
+    assert_eq!(answer["generation"], 3, "nothing was set, so nothing changes");
 }
 
 #[tokio::test]
@@ -275,24 +282,24 @@ async fn counts_begin_at_0_of_one_limit_or_all() {
     let bench = Bench::new();
     let reset = async || bench.store.read_record("billing").await.unwrap().status.reset;
     assert_eq!(reset().await, 0);
-    let told = bench.ok("POST", "/reset", r#"{"limit": "plan.pro.gcra-0", "reason": "trial"}"#).await;
-    assert_eq!(told["reset"], json!(["plan.pro.gcra-0"]));
+    let answer = bench.ok("POST", "/reset", r#"{"limit": "plan.pro.gcra-0", "reason": "trial"}"#).await;
+    assert_eq!(answer["reset"], json!(["plan.pro.gcra-0"]));
     let first = reset().await;
     assert!(first > 0);
-    let told = bench.ok("POST", "/reset", "").await;
-    assert_eq!(told["reset"], json!(["leaky-bucket-0", "plan.pro.gcra-0"]));
+    let answer = bench.ok("POST", "/reset", "").await;
+    assert_eq!(answer["reset"], json!(["leaky-bucket-0", "plan.pro.gcra-0"]));
     assert!(reset().await > first);
 }
 
 #[tokio::test]
 async fn jobs_are_cancelled_for_a_while_and_not_any_more() {
     let bench = Bench::new();
-    let told = bench.ok("POST", "/cancel", r#"{"ids": ["a", "b"], "reason": "they asked"}"#).await;
-    assert_eq!(told["cancelled"], json!({ "ids": 2, "changed": 2 }));
-    let told = bench.ok("POST", "/cancel", r#"{"ids": ["b", "c"], "for": "1h"}"#).await;
-    assert_eq!(told["cancelled"], json!({ "ids": 2, "changed": 1 }), "one is cancelled for longer already");
-    let told = bench.ok("POST", "/cancel", r#"{"ids": ["a", "x"], "undo": true}"#).await;
-    assert_eq!(told["cancelled"], json!({ "ids": 2, "changed": 1 }), "the other one never was");
+    let answer = bench.ok("POST", "/cancel", r#"{"ids": ["a", "b"], "reason": "they asked"}"#).await;
+    assert_eq!(answer["cancelled"], json!({ "ids": 2, "changed": 2 }));
+    let answer = bench.ok("POST", "/cancel", r#"{"ids": ["b", "c"], "for": "1h"}"#).await;
+    assert_eq!(answer["cancelled"], json!({ "ids": 2, "changed": 1 }), "one is cancelled for longer already");
+    let answer = bench.ok("POST", "/cancel", r#"{"ids": ["a", "x"], "undo": true}"#).await;
+    assert_eq!(answer["cancelled"], json!({ "ids": 2, "changed": 1 }), "the other one never was");
     let page = bench.store.tombstones("billing", TombstoneCall::Read { after: 0 }).await.unwrap().page;
     let kept: Vec<(&str, bool)> = page.iter().map(|kept| (&*kept.id, kept.is_undone)).collect();
     assert_eq!(kept, [("b", false), ("c", false), ("a", true)]);
@@ -306,12 +313,12 @@ async fn two_who_change_the_terms_at_once_both_get_their_way() {
     let set = |rate: u32, limit: &str| format!(r#"{{"rate": "{rate}/s", "limit": "{limit}"}}"#);
     let (one, other) = (set(20, "leaky-bucket-0"), set(9, "plan.pro.gcra-0"));
     tokio::join!(bench.ok("PUT", "/rate", &one), bench.ok("PUT", "/rate", &other));
-    let told = bench.ok("GET", "/rate", "").await;
-    assert_eq!((told["overrides"].as_array().unwrap().len(), &told["generation"]), (2, &json!(2)));
+    let answer = bench.ok("GET", "/rate", "").await;
+    assert_eq!((answer["overrides"].as_array().unwrap().len(), &answer["generation"]), (2, &json!(2)));
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_and_changes_nothing() {
+async fn a_wrong_request_is_refused_and_changes_nothing() {
     let bench = Bench::new();
     const RATE: &str = "/api/v1/downstreams/billing/rate";
     const CANCEL: &str = "/api/v1/downstreams/billing/cancel";
@@ -350,9 +357,9 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
         ("GET", CANCEL, "", 405, "header `allow`"),
         ("GET", "/api/v1/downstreams/billing/reset", "", 405, "header `allow`"),
     ] {
-        let told = bench.wrong(method, path, body).await;
-        assert_eq!(told.0, status, "{method} {path} {body}: {}", told.1);
-        assert!(told.1.contains(expected), "{method} {path} {body}: {}", told.1);
+        let answer = bench.wrong(method, path, body).await;
+        assert_eq!(answer.0, status, "{method} {path} {body}: {}", answer.1);
+        assert!(answer.1.contains(expected), "{method} {path} {body}: {}", answer.1);
     }
     let (_, headers, _) = bench.send("POST", RATE, "").await;
     assert_eq!(headers["allow"], "GET,HEAD,PUT,DELETE");
@@ -360,12 +367,12 @@ async fn what_is_wrong_is_told_and_changes_nothing() {
 
     let text = terms("50/s").to_text().replace("\"version\":1", "\"version\":9");
     bench.store.update_record("billing", Change::Terms { of: 0, text: &text }).await.unwrap();
-    let (status, told) = bench.wrong("PUT", RATE, r#"{"rate": "7/s"}"#).await;
-    assert!(status == 409 && told.contains("run the same version"), "{status} {told}");
+    let (status, answer) = bench.wrong("PUT", RATE, r#"{"rate": "7/s"}"#).await;
+    assert!(status == 409 && answer.contains("run the same version"), "{status} {answer}");
     // Requests that do not need the terms still work.
-    let told = bench.ok("POST", "/pause", "").await;
-    assert_eq!(told["pause"]["until"], Value::Null);
-    assert!(told["error"].as_str().unwrap().contains("run the same version"), "{told}");
+    let answer = bench.ok("POST", "/pause", "").await;
+    assert_eq!(answer["pause"]["until"], Value::Null);
+    assert!(answer["error"].as_str().unwrap().contains("run the same version"), "{answer}");
     let kept = bench.store.read_record("billing").await.unwrap();
     assert_eq!(kept.terms, Some(text), "what is not understood is not overwritten");
 }

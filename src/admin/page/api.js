@@ -1,4 +1,4 @@
-// The admin API: requests with the token, errors as the daemon tells them, and its stream of events.
+// The admin API: requests with the token, errors as the daemon words them, and its stream of events.
 
 /** An answer that is no success. `status` is 0 if there was no answer at all. */
 export class ApiError extends Error {
@@ -84,7 +84,7 @@ async function problemOf(response) {
 }
 
 /**
- * The events of a `text/event-stream`, as `{ name, data }`. `onBytes` is called for whatever comes, comments among it: the
+ * The events of a `text/event-stream`, as `{ name, data }`. `onBytes` is called for all that comes, also for comments: the
  * daemon sends them to show that it is still there.
  */
 export async function* readEvents(body, onBytes) {

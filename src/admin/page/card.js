@@ -264,7 +264,7 @@ export class Card {
   }
 }
 
-/** The changes by operators that a state tells of, which are those in force. */
+/** The changes by operators in a state, which are those in force. */
 function marksOf({ pause, overrides }) {
   const marks = (overrides ?? []).map(({ limit, rate, set_at: at }) => ({ at, text: `${limit} set to ${rate}` }));
   return pause?.at == null ? marks : [...marks, { at: pause.at, text: "paused" }];

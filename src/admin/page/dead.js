@@ -71,7 +71,7 @@ export class DeadDialog {
     return shown < this.#total ? `The oldest ${count(shown)} of ${all}.` : `${all}, oldest first.`;
   }
 
-  /** Offers all letters, or those that died of one cause. */
+  /** Offers all letters, or those of one cause. */
   #offerKinds() {
     const select = byId("dead-kind");
     const former = select.value;

@@ -37,10 +37,10 @@ export class TokenDialog {
   #dialog = byId("token-dialog");
   #input = byId("token-input");
   #onToken;
-  /** Whoever waits for a token: functions that take whether one was given. */
+  /** The callers that wait for a token: functions that take whether one was given. */
   #waiting = [];
 
-  /** `onToken` takes the token that the reader gives, or null if the one at hand is to be forgotten. */
+  /** `onToken` takes the token that the reader gives, or null if the one in use is to be forgotten. */
   constructor(onToken) {
     this.#onToken = onToken;
     closable(this.#dialog);
@@ -82,7 +82,7 @@ export class TokenDialog {
   }
 }
 
-/** The changes: what the dialog says and asks, the request, and what is told once it is done. */
+/** The changes: the texts of the dialog, the request, and the text once it is done. */
 const CHANGES = {
   pause: {
     title: "Pause",
@@ -170,14 +170,14 @@ function lasting({ for: span }) {
 export class ChangeDialog {
   #dialog = byId("change-dialog");
   #client;
-  #tell;
+  #onOutcome;
   /** What is being asked: `{ change, name, fixed, finish }`. */
   #asked = null;
 
-  /** `tell` reports what was done. */
-  constructor(client, tell) {
+  /** `onOutcome` reports what was done. */
+  constructor(client, onOutcome) {
     this.#client = client;
-    this.#tell = tell;
+    this.#onOutcome = onOutcome;
     closable(this.#dialog);
     onSubmit(this.#dialog.querySelector("form"), byId("change-submit"), () => this.#submit());
     this.#dialog.addEventListener("close", () => this.#dialog.open || this.#finish(null));
@@ -223,12 +223,12 @@ export class ChangeDialog {
     try {
       const answer = await this.#send(asked, sent);
       const outcome = change.done({ name, sent, answer });
-      this.#tell(outcome);
+      this.#onOutcome(outcome);
       // The reader may have left the dialog meanwhile, and opened it for another change.
       if (this.#asked === asked) this.#finish(outcome);
     } catch (error) {
       if (this.#asked === asked) showError(byId("change-error"), error.message);
-      else this.#tell(`${name}: ${error.message}`);
+      else this.#onOutcome(`${name}: ${error.message}`);
     }
   }
 

@@ -3,7 +3,7 @@
 /** How many steps are kept: with steps of 5 s the last 15 minutes. */
 export const KEPT = 180;
 
-/** A pace is averaged over as many steps as have room for so many jobs at the limit, so that single jobs make no peaks. */
+/** A pace is averaged over as many steps as have room for this number of jobs at the limit, so that single jobs make no peaks. */
 const AVERAGED_JOBS = 20;
 const MOST_AVERAGED = 12;
 
@@ -43,7 +43,7 @@ export class History {
 
   /**
    * The pace in each step, oldest first, in jobs a second, of a downstream whose limit is `limit` or null; with a `version`
-   * that tells whether it changed, the length of a step in ms, and when the last one ended.
+   * that shows whether it changed, the length of a step in ms, and when the last one ended.
    */
   of(name, limit) {
     const series = this.#series.get(name);
@@ -81,7 +81,7 @@ export class History {
 }
 
 /**
- * The paces of steps of so many seconds, as moving averages. A span may hold one job more than the limit has room for, as both of
+ * The paces of steps of `seconds` seconds, as moving averages. A span may hold one job more than the limit has room for, as both of
  * its ends may fall on a slot: that is the limit, and not more.
  */
 export function averaged(released, limit, seconds) {
@@ -97,7 +97,7 @@ export function averaged(released, limit, seconds) {
 }
 
 /**
- * What a downstream released in `elapsed` ms. The counter of one replica is exact. Several tell of theirs at different times,
+ * What a downstream released in `elapsed` ms. The counter of one replica is exact. Several replicas report theirs at different times,
  * so that their sum jumps: then the rate is taken.
  */
 function releasedSince(downstream, former, elapsed) {

@@ -4,7 +4,7 @@ import { ApiError, readEvents } from "./api.js";
 
 /** The time-out for any sign of the daemon, in ms. It sends one every 15 s at least. */
 const SILENCE = 20_000;
-/** How long the stream may be cut before the page says so, in ms: most cuts are mended at once. */
+/** How long the stream may be cut before the page says so, in ms: most cuts end at once. */
 const GRACE = 3000;
 /** How long the page may be out of sight before it stops reading, in ms. A browser has few connections to one address. */
 const UNSEEN = 60_000;
@@ -12,7 +12,7 @@ const UNSEEN = 60_000;
 const WAITS = [250, 1000, 2000, 4000, 8000, 15_000];
 
 /**
- * Keeps the state of the fleet up to date. `on` is told what happens:
+ * Keeps the state of the fleet up to date. `on` is called with what happens:
  * - `state(state, former)`: a new state; `state.downstreams` is a map by name, and `former` the one before it, or null;
  * - `history(history)`: the history, after each time that the stream was opened;
  * - `live()`: the stream is read again;
@@ -140,7 +140,7 @@ export class Live {
   }
 }
 
-/** Ends a stream that nothing is heard from, and one that nobody has looked at for a while. */
+/** Ends a stream that nothing comes from, and one that nobody has seen for a while. */
 class Watch {
   #abort;
   #silence;

@@ -96,7 +96,7 @@ function tick() {
   }
 }
 
-/** Tells the browser's performance tools how long it took from the first state until it was painted. */
+/** Shows the browser's performance tools how long it took from the first state until it was painted. */
 function measureFirstDraw() {
   // A task that is queued during a frame runs after it was painted.
   const { port1, port2 } = new MessageChannel();
@@ -181,7 +181,7 @@ function brokerHealth({ connected, lost, unconfirmed }) {
   return { text: isGood ? "RabbitMQ connected" : `RabbitMQ connected, but not for ${lost.join(", ")}`, isGood };
 }
 
-/** How many downstreams need somebody is also told by the tab. */
+/** The tab too shows how many downstreams need somebody. */
 function titleText() {
   const wrong = [...state.downstreams.values()].filter((downstream) => rankOf(downstream) === 0).length;
   return wrong ? `(${wrong}) paced` : "paced";
@@ -234,8 +234,8 @@ function showCut(reason, lastHeard, retryAt) {
   setShown(byId("loading"), false);
 }
 
-/** Tells the outcome of a change; it stays until the next one, or until it is closed. */
-function tell(text) {
+/** Shows the outcome of a change; it stays until the next one, or until it is closed. */
+function showOutcome(text) {
   byId("outcome-text").textContent = text;
   setShown(byId("outcome-close"), text !== "");
 }
@@ -253,7 +253,7 @@ const tokenDialog = new TokenDialog((token) => {
 });
 const client = new Client((why) => tokenDialog.ask(why));
 context.client = client;
-const changeDialog = new ChangeDialog(client, tell);
+const changeDialog = new ChangeDialog(client, showOutcome);
 const deadDialog = new DeadDialog(client, changeDialog);
 const live = new Live(client, {
   state: takeState,
@@ -284,7 +284,7 @@ byId("filter").addEventListener("input", () => state && applyFilter());
 byId("token-button").addEventListener("click", () => tokenDialog.open());
 byId("cut-retry").addEventListener("click", () => live.retry());
 byId("outcome-close").addEventListener("click", () => {
-  tell("");
+  showOutcome("");
   byId("token-button").focus();
 });
 setInterval(tick, 1000);

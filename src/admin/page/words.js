@@ -65,7 +65,7 @@ export function span(milliseconds) {
   if (at < 0) return "under 1 s";
   const units = Math.floor(milliseconds / SPANS[at].length);
   const text = `${units} ${SPANS[at].name}`;
-  // The smaller unit tells something only while the larger one is a small number.
+  // The smaller unit is useful only while the larger one is a small number.
   if (units >= 10 || at === SPANS.length - 1) return text;
   const smaller = Math.floor((milliseconds % SPANS[at].length) / SPANS[at + 1].length);
   return smaller ? `${text} ${smaller} ${SPANS[at + 1].name}` : text;

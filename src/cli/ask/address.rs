@@ -75,7 +75,7 @@ impl Files {
     }
 
     /// The daemon of the own configuration is asked at an address that its certificate need not have, by an authority that
-    /// need not be known here. Its certificate is at hand, though: so exactly that one is trusted, unless an authority is
+    /// need not be known here. But the configuration names its certificate: so exactly that one is trusted, unless an authority is
     /// named.
     fn options(self, certificate: Option<&Path>) -> TlsOptions {
         let mut options = TlsOptions::default();

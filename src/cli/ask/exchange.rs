@@ -84,7 +84,7 @@ where
         ended = connection => ended,
     };
     match (exchange.await, ended) {
-        // What the other side says when it refuses this one is told by the connection alone.
+        // Only the connection knows what the server said when it refused this client.
         (Err(_), Err(error)) => Err(error.into()),
         (answer, _) => answer,
     }

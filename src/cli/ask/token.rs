@@ -18,12 +18,12 @@ impl Token {
         lock(&self.0).clone()
     }
 
-    /// Reads the token from its file again, and goes by what is there. Returns it unless it is the one that was refused.
+    /// Reads the token from its file again, and uses it from then on. Returns it unless it is the one that was refused.
     ///
     /// Cancel safe.
     pub(super) async fn read_again(&self, refused: &Secret) -> Option<Secret> {
         let secret = refused.clone();
-        // What cannot be read leaves the refusal as it is, which is told.
+        // If it cannot be read, the refusal is reported as it is.
         let read = tokio::task::spawn_blocking(move || secret.read_again()).await.ok()?.ok()?;
         let newer = (read != *refused).then_some(read)?;
         *lock(&self.0) = Some(newer.clone());

@@ -191,7 +191,7 @@ mod tests {
             Some(Keeping { evicts: evicts.map(str::to_owned), appends, failed })
         };
         assert!(kept(keeping(None, true, None), Some("`quota-0` of a")).is_empty());
-        assert!(kept(keeping(None, false, None), None).is_empty(), "a pace is kept all the same");
+        assert!(kept(keeping(None, false, None), None).is_empty(), "a pace is kept too");
         let all = kept(keeping(Some("allkeys-lru"), false, Some("its log")), Some("`quota-0` of a"));
         assert_eq!(all.len(), 3);
         for (problem, part) in

@@ -102,23 +102,23 @@ mod tests {
             limit("sliding-window", Some((600, 1000))),
             limit("fixed-window", None),
         ];
-        let told = |downstream: &Downstream, title| {
+        let shown = |downstream: &Downstream, title| {
             let facts = of(downstream, 0).into_iter();
             facts.filter(|fact| fact.0 == title).map(|fact| fact.1).collect::<Vec<_>>().join("|")
         };
-        assert_eq!(told(&downstream, "rate"), "0/s of 1.67/s over the last 10 s");
+        assert_eq!(shown(&downstream, "rate"), "0/s of 1.67/s over the last 10 s");
         assert_eq!(
-            told(&downstream, "limit"),
+            shown(&downstream, "limit"),
             "gcra 7/m, 0 of 50 left, whole again at 1970-01-01 00:01:00 UTC"
         );
         assert_eq!(
-            told(&downstream, "quota"),
+            shown(&downstream, "quota"),
             "quota 7/m, 4391 of 5000 left, whole again at 1970-01-01 00:01:00 UTC"
         );
-        assert!(told(&downstream, "window").ends_with("|fixed-window 7/m"), "what is left is not known");
+        assert!(shown(&downstream, "window").ends_with("|fixed-window 7/m"), "what is left is not known");
         assert_eq!(least_left(&downstream).as_deref(), Some("600/1000"), "a burst is no window");
         downstream.terms.rate_limit = None;
-        assert_eq!(told(&downstream, "rate"), "0/s over the last 10 s; no limit spaces jobs out");
+        assert_eq!(shown(&downstream, "rate"), "0/s over the last 10 s; no limit spaces jobs out");
         downstream.terms.limits.truncate(1);
         assert_eq!(least_left(&downstream), None);
     }
@@ -134,25 +134,25 @@ mod tests {
             "failures": [{"at": 1000, "kind": "429", "detail": "slow down", "count": 18}]}"#,
         )
         .unwrap();
-        let told = |downstream: &Downstream, now| {
+        let shown = |downstream: &Downstream, now| {
             of(downstream, now).into_iter().find(|fact| fact.0 == "margin").map(|fact| fact.1)
         };
-        let first = told(&downstream, 2000).unwrap();
+        let first = shown(&downstream, 2000).unwrap();
         assert!(first.starts_with("429 came 18 time(s)") && first.contains("margin = \"50ms\""), "{first}");
         downstream.terms.limits[0].margin_us = Some(50_000);
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"100ms\""));
+        assert!(shown(&downstream, 2000).unwrap().contains("margin = \"100ms\""));
         let limit = of(&downstream, 2000).into_iter().find(|fact| fact.0 == "limit").unwrap();
         assert_eq!(limit.1, "l 10/s and a margin of 50ms");
         downstream.releases.lateness.as_mut().unwrap().p99_us = 61_234;
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"130ms\""));
+        assert!(shown(&downstream, 2000).unwrap().contains("margin = \"130ms\""));
         downstream.terms.limits[0].margin_us = Some(250_000);
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"500ms\""));
+        assert!(shown(&downstream, 2000).unwrap().contains("margin = \"500ms\""));
         downstream.terms.limits[0].margin_us = Some(251_000);
-        assert_eq!(told(&downstream, 2000), None, "no margin of over half the period");
+        assert_eq!(shown(&downstream, 2000), None, "no margin of over half the period");
         downstream.terms.limits[0].rate = "600/m".to_owned();
-        assert!(told(&downstream, 2000).unwrap().contains("margin = \"510ms\""));
-        assert_eq!(told(&downstream, 1000 + LATELY), None, "that was long ago");
+        assert!(shown(&downstream, 2000).unwrap().contains("margin = \"510ms\""));
+        assert_eq!(shown(&downstream, 1000 + LATELY), None, "that was long ago");
         downstream.health.failures[0].kind = "503".to_owned();
-        assert_eq!(told(&downstream, 2000), None);
+        assert_eq!(shown(&downstream, 2000), None);
     }
 }

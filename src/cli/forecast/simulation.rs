@@ -11,7 +11,7 @@ use paced::job::{Job, Reason};
 use paced::limit::{Costs, JobCost, Limit, LimitSet, MAX_BATCH, Plan, Refusal, State, rate_text};
 use paced::time::Micros;
 
-/// The most spans that are told one by one; the last one then goes on to the end.
+/// The most spans that are listed one by one; the last one then goes on to the end.
 const MOST_SPANS: usize = 40;
 
 /// Jobs that wait, and the states of the limits.
@@ -97,7 +97,7 @@ impl Simulation {
         Self { start, lanes, own, polices, max_wait: downstream.max_wait, ended }
     }
 
-    /// Adds so many equal jobs, which are there from the start on.
+    /// Adds a number of equal jobs, which are there from the start on.
     pub(super) fn add(&mut self, job: &Job, line: u64, times: u64) {
         let (times_of, start) = (&job.times, self.start);
         if let Some(detail) = too_far(times_of.not_before, start) {
@@ -188,7 +188,7 @@ impl Simulation {
             self.released(row, now, &plan);
             return None;
         };
-        if plan.dear == 0 || self.polices || self.lanes[row].ready.len() < 2 {
+        if plan.awaiting_window == 0 || self.polices || self.lanes[row].ready.len() < 2 {
             return Some(refusal);
         }
         // It waits for the end of a window, the rest of which others may take.
@@ -238,7 +238,7 @@ impl Simulation {
         }
     }
 
-    /// Has so many equal jobs end without a slot.
+    /// Has a number of equal jobs end without a slot.
     fn end(&mut self, row: usize, (priority, line): Place, times: u64, reason: Reason) {
         let detail = match reason {
             Reason::Expired => "its deadline passes before its slot comes",
@@ -311,7 +311,7 @@ impl Lane {
         }
     }
 
-    /// Takes so many of the equal jobs at a place out.
+    /// Takes a number of the equal jobs at a place out.
     fn take(&mut self, place: Place, times: u64) {
         let Some(waiting) = self.ready.get_mut(&place) else { return };
         waiting.times = waiting.times.saturating_sub(times);

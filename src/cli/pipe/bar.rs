@@ -82,7 +82,7 @@ impl Pace {
         Self { span: SPAN.max(limit.interval().saturating_mul(INTERVALS)), samples: VecDeque::new() }
     }
 
-    /// Adds how many jobs are settled by now, and returns the jobs a second; `None` until that can be told.
+    /// Adds how many jobs are settled by now, and returns the jobs a second; `None` until that is known.
     fn observe(&mut self, now: Instant, settled: u64) -> Option<f64> {
         self.samples.push_back((now, settled));
         // The oldest sample is at least as old as the span, if there is one.

@@ -8,9 +8,9 @@ use paced::pipe::{Notice, Notify, Totals};
 use super::bar::Messages;
 
 /// The failures of jobs, and likewise the bad lines, that are reported one by one.
-const SINGLY: u64 = 100;
+const MAX_SINGLES: u64 = 100;
 
-/// Reports failures: each once, and no more than [`SINGLY`] of each kind unless all are wanted.
+/// Reports failures: each once, and no more than [`MAX_SINGLES`] of each kind unless all are wanted.
 pub(super) fn reporter(messages: Messages, wanted: Wanted) -> Notify {
     let (skipped, failed) = (AtomicU64::new(0), AtomicU64::new(0));
     Notify::new(move |notice| {
@@ -23,10 +23,10 @@ pub(super) fn reporter(messages: Messages, wanted: Wanted) -> Notify {
         };
         match (wanted, count.fetch_add(1, Ordering::Relaxed)) {
             (Wanted::Nothing, _) => {}
-            (Wanted::Some, SINGLY) => {
+            (Wanted::Some, MAX_SINGLES) => {
                 messages.print(&format!("paced: more {what}, which are only counted; -v shows each"));
             }
-            (Wanted::Some, before) if before > SINGLY => {}
+            (Wanted::Some, before) if before > MAX_SINGLES => {}
             _ => messages.print(&format!("paced: {notice}")),
         }
     })
@@ -35,7 +35,7 @@ pub(super) fn reporter(messages: Messages, wanted: Wanted) -> Notify {
 /// Which failures are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// None: the outcomes tell them.
+    /// None: the outcomes have them.
     Nothing,
     Some,
     All,

@@ -74,7 +74,7 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View, state: Option<&Stat
     let clock = out::instant(view.now);
     let clock = clock.split(' ').next_back().unwrap_or_default();
     let clock = Line::raw(format!("{clock} UTC")).right_aligned();
-    // The clock gives way to what the head tells.
+    // The head is more important than the clock.
     let has_room = head.width() + 2 + clock.width() <= usize::from(area.width);
     frame.render_widget(head, area);
     if has_room {

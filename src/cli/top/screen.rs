@@ -21,8 +21,8 @@ use tokio::sync::mpsc;
 use super::draw;
 use super::view::View;
 
-/// How often the thread that reads keys looks whether anybody wants them.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often the thread that reads keys checks whether anybody wants them.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// The events that may wait; more are left to the terminal.
 const QUEUE: usize = 64;
 
@@ -115,7 +115,7 @@ impl Input {
 
 fn read_keys(sender: &mpsc::Sender<io::Result<Event>>) {
     while !sender.is_closed() {
-        let event = match event::poll(LOOK) {
+        let event = match event::poll(CHECK_INTERVAL) {
             Ok(true) => event::read(),
             Ok(false) => continue,
             Err(error) => Err(error),

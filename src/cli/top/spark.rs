@@ -17,7 +17,7 @@ fn bar(pace: f64, full: f64) -> char {
     if full <= 0.0 || pace <= 0.0 {
         return BARS[0];
     }
-    // A pace that is not 0 is told from 0; a little less than the limit is the limit, as rates are measured.
+    // A pace that is not 0 does not look like 0; a little less than the limit is the limit, as rates are measured.
     let eighths = (pace / full * 8.0).round().clamp(1.0, 8.0);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 1 and 8")]
     let eighths = eighths as usize;

@@ -12,7 +12,7 @@ use super::super::out;
 use super::view::View;
 use super::{spark, style};
 
-/// From this width on, what binds is told in whole words.
+/// From this width on, what binds is shown in whole words.
 const WIDE: u16 = 120;
 /// The titles, the mark and the name before them, and what binds after them.
 const NUMBERS: [&str; 7] = ["RATE", "LIMIT", "QUEUED", "HERE", "SENDING", "PARKED", "DEAD"];
@@ -113,7 +113,7 @@ fn short(count: u64) -> String {
     }
 }
 
-/// Whether an operator paused it, and no job waits: then the pause holds nothing up, and somebody must end it all the same.
+/// Whether an operator paused it, and no job waits: then the pause holds nothing up, and somebody must end it nevertheless.
 pub(super) fn is_paused_at_rest(downstream: &Downstream) -> bool {
     downstream.binding.reason == "idle" && downstream.terms.pause.is_some()
 }

@@ -233,17 +233,17 @@ fn a_change_is_ordered_when_the_user_confirms_it() {
 }
 
 #[test]
-fn what_cannot_be_changed_is_told_and_not_asked_about() {
+fn what_cannot_be_changed_is_reported_without_a_question() {
     let mut state = three();
     let mut view = view(&state);
-    let told = |view: &View| match &view.last {
+    let last = |view: &View| match &view.last {
         Last::Failed(text) => text.clone(),
         other => panic!("{other:?}"),
     };
     press(&mut view, &state, &[KeyCode::Char('r')]);
-    assert_eq!(told(&view), "nobody has paused search");
+    assert_eq!(last(&view), "nobody has paused search");
     press(&mut view, &state, &[KeyCode::End, KeyCode::Char('p')]);
-    assert_eq!(told(&view), "crm is paused; r resumes it");
+    assert_eq!(last(&view), "crm is paused; r resumes it");
     let penalty = serde_json::from_value(json!({"until": NOW + 9_000})).unwrap();
     state.downstreams[2].terms.penalty = Some(penalty);
     press(&mut view, &state, &[KeyCode::Home, KeyCode::Char('r')]);
@@ -252,7 +252,7 @@ fn what_cannot_be_changed_is_told_and_not_asked_about() {
     press(&mut view, &state, &[KeyCode::Esc]);
     state.can_change = false;
     press(&mut view, &state, &[KeyCode::Char('r')]);
-    assert!(told(&view).contains("admin.token"), "{:?}", view.last);
+    assert!(last(&view).contains("admin.token"), "{:?}", view.last);
     assert_eq!(view.mode, Mode::Table);
     state.downstreams.clear();
     press(&mut view, &state, &[KeyCode::Char('p')]);
@@ -261,7 +261,7 @@ fn what_cannot_be_changed_is_told_and_not_asked_about() {
 }
 
 #[test]
-fn a_change_is_confirmed_and_told_of() {
+fn a_change_is_confirmed_and_reported() {
     let state = three();
     let mut view = view(&state);
     press(&mut view, &state, &[KeyCode::Down, KeyCode::Char('p')]);
@@ -310,7 +310,7 @@ fn a_daemon_that_is_away() {
     view.on_answer(&state, view.now);
     assert_eq!(view.away(), None);
     view.now += 6_000;
-    assert!(view.away().is_some(), "a request that takes long is told too");
+    assert!(view.away().is_some(), "a request that takes long counts too");
     let never = View::new(String::new(), true, NOW);
     check("asking", &never, None);
 }

@@ -137,8 +137,8 @@ impl View {
     }
 
     /// Remembers what came of the change that was ordered, or why it was not carried out.
-    pub(super) fn on_changed(&mut self, told: Result<String, String>) {
-        self.last = told.map_or_else(Last::Failed, Last::Done);
+    pub(super) fn on_changed(&mut self, outcome: Result<String, String>) {
+        self.last = outcome.map_or_else(Last::Failed, Last::Done);
     }
 
     /// Since when the daemon has not answered, and why, if it is away.
@@ -281,7 +281,7 @@ impl View {
             _ => {
                 if let Some(steps) = steps(code, height) {
                     let scrolled = i64::from(self.scrolled).saturating_add(steps);
-                    // No details have so many lines; drawing stops at the last one.
+                    // No details have as many lines; drawing stops at the last one.
                     self.scrolled = u16::try_from(scrolled.clamp(0, 999)).unwrap_or_default();
                 }
             }
@@ -296,7 +296,7 @@ impl View {
         }
     }
 
-    /// Selects the downstream so many places further down.
+    /// Selects the downstream `steps` places further down.
     fn select(&mut self, steps: i64, state: Option<&State>) {
         let shown = state.map(|state| self.shown(state)).unwrap_or_default();
         let last = i64::try_from(shown.len()).unwrap_or(i64::MAX) - 1;
@@ -310,7 +310,7 @@ impl View {
 }
 
 /// How urgent a downstream is: 2 where nothing can be delivered, 1 where an operator has paused it, or dead letters wait for
-/// a decision. Pauses that the API asks for come and go by themselves, and rows would with them.
+/// a decision. Pauses that the API asks for begin and end by themselves, and rows would move with them.
 fn urgency(downstream: &Downstream) -> u8 {
     let is_down = downstream.health.failing.is_some()
         || matches!(

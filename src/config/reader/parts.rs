@@ -41,7 +41,7 @@ impl Entry {
         join_parts(&self.table, &self.key)
     }
 
-    /// Whether both have the same value, whatever their origins.
+    /// Whether both have the same value; their origins may differ.
     pub fn has_same_value(&self, other: &Self) -> bool {
         (&self.value, &self.secret) == (&other.value, &other.secret)
     }

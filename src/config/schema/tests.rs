@@ -171,8 +171,9 @@ fn both_have_the_same_defaults() {
     let defaults = loaded.entries.iter().filter(|entry| entry.origin == "default");
     let expected: BTreeMap<String, Value> =
         defaults.map(|entry| (entry.path(), json(&entry.value))).collect();
-    let told = bench.keys.iter().filter_map(|(key, node)| Some((key.clone(), node.get("default")?.clone())));
-    assert_eq!(told.collect::<BTreeMap<_, _>>(), expected);
+    let defaults_of_schema =
+        bench.keys.iter().filter_map(|(key, node)| Some((key.clone(), node.get("default")?.clone())));
+    assert_eq!(defaults_of_schema.collect::<BTreeMap<_, _>>(), expected);
 }
 
 /// Values of each type, none of which any key takes for its form but by chance.

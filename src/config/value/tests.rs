@@ -77,8 +77,8 @@ fn addresses_to_listen_on() {
         ("*:9750", "has no host"),
         ("http://127.0.0.1:9750", "a URL"),
     ] {
-        let told = listen(text).unwrap_err();
-        assert!(told.starts_with(problem) && told.contains("write HOST:PORT"), "{text}: {told}");
+        let error = listen(text).unwrap_err();
+        assert!(error.starts_with(problem) && error.contains("write HOST:PORT"), "{text}: {error}");
     }
 }
 

@@ -58,13 +58,13 @@ async fn a_success_and_then_nothing_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_fails_and_answers_by_turns_is_told_of_once_a_minute() {
+async fn a_downstream_that_fails_and_answers_by_turns_is_logged_once_a_minute() {
     let (mut failures, start) = (Failures::default(), Instant::now());
     let mut lines = Vec::new();
     for second in 0..120 {
         let at = start + second * SECOND;
         (0..3).for_each(|_| lines.extend(failures.ended(failed("503"), at)));
-        assert!(failures.outage().is_some(), "people see it all the same");
+        assert!(failures.outage().is_some(), "people see it too");
         (0..3).for_each(|_| lines.extend(failures.ended(Ending::Delivered, at)));
     }
     assert_eq!(lines.len(), 4, "{lines:?}");
@@ -195,7 +195,7 @@ fn what_counts_as_a_failure_of_the_downstream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_soon_after_another_one_is_told_of_all_the_same() {
+async fn an_outage_soon_after_another_one_is_logged_too() {
     let (mut failures, start) = (Failures::default(), Instant::now());
     let three = |failures: &mut Failures, ending: fn() -> Ending, second: u32| -> Vec<String> {
         let ended = (0..3).map(|_| line(failures, ending(), start + second * SECOND));
@@ -204,10 +204,10 @@ async fn an_outage_soon_after_another_one_is_told_of_all_the_same() {
     assert_eq!(three(&mut failures, || failed("500"), 0), ["begins: 500 ×3"]);
     assert_eq!(three(&mut failures, || Ending::Delivered, 5), ["over: 3"]);
     assert!(three(&mut failures, || failed("timeout"), 30).is_empty());
-    assert!(!failures.is_told(), "dead letters are told of one by one");
+    assert!(!failures.is_logged(), "dead letters are logged one by one");
     assert_eq!(failures.wake_at(), Some(start + 60 * SECOND));
     assert_eq!(text(failures.tick(start + 60 * SECOND)), "begins: timeout ×3");
-    assert!(failures.is_told());
+    assert!(failures.is_logged());
     assert_eq!(text(failures.tick(start + 120 * SECOND)), "", "nothing was tried meanwhile");
     assert_eq!(line(&mut failures, failed("500"), start + 130 * SECOND), "");
     assert_eq!(text(failures.tick(start + 180 * SECOND)), "goes on: timeout ×3, 500 ×1");

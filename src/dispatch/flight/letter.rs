@@ -62,7 +62,7 @@ impl Logs {
         }
     }
 
-    /// Tells of a delivery whose answer people should know something of.
+    /// Logs a delivery whose answer people should know something of.
     pub(super) fn delivered(&self, downstream: &str, id: &str, remark: &str) {
         self.answers.line("answer", || {
             tracing::info!(downstream, id, remark, "delivered, with a remark on the answer")
@@ -80,10 +80,10 @@ pub(in crate::dispatch) async fn dead_letter(
 ) {
     let id = doomed.id.as_deref();
     let DeadLetter { reason, detail, .. } = &letter;
-    let (downstream, is_told) = (&context.downstream, context.is_failing.load(Ordering::Relaxed));
+    let (downstream, is_logged) = (&context.downstream, context.is_failing.load(Ordering::Relaxed));
     // The configuration asks for these two, and they may befall any number of jobs.
     if matches!(reason, Reason::Rejected | Reason::QueueFull)
-        || (is_told && *reason == Reason::AttemptsExhausted)
+        || (is_logged && *reason == Reason::AttemptsExhausted)
     {
         tracing::debug!(downstream, id, %reason, detail, "dead-lettered");
     } else {

@@ -241,7 +241,7 @@ fn a_trial_job_goes_once_the_secrets_were_read_and_later_each_time() {
 }
 
 #[test]
-fn a_trial_job_that_is_delivered_goes_on_and_whoever_is_refused_again_is_dead() {
+fn a_delivered_trial_ends_the_halt_and_a_job_that_is_refused_again_is_dead() {
     let mut scene = Scene::unauthorized();
     scene.health.trial_begun();
     scene.health.secrets_read();

@@ -50,7 +50,7 @@ pub struct Backoff {
 pub struct StatusRetry {
     /// The statuses.
     pub statuses: Statuses,
-    /// As in [`RetryPolicy::max_attempts`], which counts all failed attempts, whatever their statuses.
+    /// As in [`RetryPolicy::max_attempts`], which counts all failed attempts, with any status.
     pub max_attempts: u32,
     /// As in [`RetryPolicy::backoff`].
     pub backoff: Backoff,
@@ -130,7 +130,7 @@ impl Backoff {
 pub(super) struct Attempts {
     /// The number of hand-overs to the sink in which it was sent, or may have been.
     pub(super) sent: u32,
-    /// How many of these the downstream throttled, and when this replica was last told so.
+    /// How many of these the downstream throttled, and when it last did so to this replica.
     pub(super) throttled: u32,
     pub(super) throttled_at: Option<Instant>,
     /// How many of the last of them came in a row while other jobs succeeded.

@@ -234,7 +234,7 @@ async fn a_store_that_refuses_is_not_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_begins_anew_is_gone_back_to_by_all_at_once() {
+async fn all_return_at_once_to_a_store_that_has_lost_its_state() {
     for seed in 0..20 {
         fastrand::seed(seed);
         let mut benches = replicas(&leaky("200/s", 1), OnUnavailable::Local, 600);

@@ -160,15 +160,15 @@ async fn one_that_was_parked_is_discarded_when_it_comes_home() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_the_outcome_is_told() {
+async fn a_client_that_waits_for_the_outcome_gets_it() {
     let mut bench = Bench::new("10/s", QUICK);
     cancel(&bench, &["asked"]).await;
     bench.publish(Message { reply_to: Some("replies".to_owned()), ..message("asked") });
     let done = bench.start();
     bench.end();
     done.await.unwrap();
-    let told = "0 cancelled: an operator cancelled the job before it was sent";
-    assert_eq!(bench.ledger.of("asked"), [Settled::Replied(told.to_owned()), discarded(0)]);
+    let reply = "0 cancelled: an operator cancelled the job before it was sent";
+    assert_eq!(bench.ledger.of("asked"), [Settled::Replied(reply.to_owned()), discarded(0)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -231,7 +231,7 @@ async fn a_job_costs_no_call_for_it() {
 
 /// The store forgets everything while one replica knows what was cancelled.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_forgets_is_told_again() {
+async fn a_store_that_forgets_gets_the_ids_again() {
     let mut benches = [Bench::new("10/s", QUICK), Bench::new("10/s", QUICK)];
     let store = Arc::new(MemoryStore::new());
     for bench in &mut benches {

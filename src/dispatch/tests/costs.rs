@@ -93,12 +93,12 @@ fn by_header(most: u32) -> CostRule {
 }
 
 /// Jobs that cost 800 wait while the limit comes to hold 100: they are dead, and the job behind them goes.
-async fn what_no_limit_holds_any_more_is_dead(before: Vec<CostRule>, after: Vec<CostRule>, dear: Message) {
+async fn what_no_limit_holds_any_more_is_dead(before: Vec<CostRule>, after: Vec<CostRule>, costly: Message) {
     let mut bench = Bench::new("1/s", QUICK);
     bench.options = bucket(&bench, 1000, before);
-    bench.publish(Message { message_id: Some("first".to_owned()), ..dear.clone() });
+    bench.publish(Message { message_id: Some("first".to_owned()), ..costly.clone() });
     for job in 0..3 {
-        bench.publish(Message { message_id: Some(format!("dear{job}")), ..dear.clone() });
+        bench.publish(Message { message_id: Some(format!("costly{job}")), ..costly.clone() });
     }
     bench.publish(message("plain"));
     let done = bench.start();
@@ -106,7 +106,7 @@ async fn what_no_limit_holds_any_more_is_dead(before: Vec<CostRule>, after: Vec<
     bench.control().reload(bucket(&bench, 100, after));
     bench.ledger.count(5).await;
     for job in 0..3 {
-        assert_eq!(bench.ledger.letter(&format!("dear{job}")).reason, Reason::CostTooLarge);
+        assert_eq!(bench.ledger.letter(&format!("costly{job}")).reason, Reason::CostTooLarge);
     }
     bench.sink.arrived(2).await;
     bench.end();
@@ -121,6 +121,6 @@ async fn a_cost_whose_rule_is_gone_blocks_no_other_job() {
 #[tokio::test(start_paused = true)]
 async fn a_cost_from_before_the_rule_blocks_no_other_job() {
     let cost = ("paced-cost".to_owned(), Value::Integer(800));
-    let dear = Message { headers: vec![cost], ..message("") };
-    what_no_limit_holds_any_more_is_dead(Vec::new(), vec![by_header(100)], dear).await;
+    let costly = Message { headers: vec![cost], ..message("") };
+    what_no_limit_holds_any_more_is_dead(Vec::new(), vec![by_header(100)], costly).await;
 }

@@ -3,8 +3,8 @@
 mod absence;
 mod cancel;
 mod cooling;
+mod costly;
 mod costs;
-mod dear;
 mod drain;
 mod faults;
 mod halt;
@@ -103,7 +103,7 @@ async fn a_higher_priority_goes_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missed_slot_is_given_up_and_reserved_anew() {
+async fn a_missed_slot_is_given_up_and_reserved_again() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.clock = Arc::new(LateOnce(Mutex::new(Some(Duration::from_millis(300)))));
     bench.publish_many(0..50);
@@ -122,7 +122,7 @@ async fn a_missed_slot_is_given_up_and_reserved_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slots_slept_through_are_given_up_and_reserved_anew() {
+async fn slots_slept_through_are_given_up_and_reserved_again() {
     const MINUTES: Duration = Duration::from_secs(5 * 60);
     let mut bench = Bench::new("100/s", QUICK);
     bench.options.horizon = Duration::from_secs(1);
@@ -256,15 +256,15 @@ async fn nothing_is_released_while_the_store_is_away() {
 async fn a_cost_is_charged_behind() {
     let mut bench = Bench::new("100/s", QUICK);
     let cost = |cost: i128| vec![("paced-cost".to_owned(), Value::Integer(cost))];
-    bench.publish(Message { headers: cost(5), ..message("dear") });
+    bench.publish(Message { headers: cost(5), ..message("costly") });
     bench.publish(message("next"));
-    bench.publish(Message { headers: cost(1001), ..message("too-dear") });
+    bench.publish(Message { headers: cost(1001), ..message("too-costly") });
     let start = Instant::now();
     let done = bench.start();
     bench.end();
     done.await.unwrap();
     assert_eq!(bench.sink.millis(start), [0, 50]);
-    let [Settled::Dead(letter)] = &bench.ledger.of("too-dear")[..] else { panic!("{:?}", bench.ledger) };
+    let [Settled::Dead(letter)] = &bench.ledger.of("too-costly")[..] else { panic!("{:?}", bench.ledger) };
     assert_eq!(letter.reason, Reason::CostTooLarge);
 }
 

@@ -189,13 +189,13 @@ async fn the_log_tells_once_why_the_secrets_cannot_be_read_until_that_changes() 
     bench.sink.secrets.accepts.store(false, Ordering::SeqCst);
     bench.publish_many(0..20);
     let _running = bench.start();
-    for (error, tells) in [(Some("one"), 1), (Some("two"), 2), (None, 2), (Some("two"), 3)] {
+    for (error, lines) in [(Some("one"), 1), (Some("two"), 2), (None, 2), (Some("two"), 3)] {
         let before = bench.sink.secrets.reads.load(Ordering::SeqCst);
         *bench.sink.secrets.error.lock().unwrap() = error.map(str::to_owned);
         tokio::time::sleep(MINUTE).await;
         let trials = bench.sink.secrets.reads.load(Ordering::SeqCst) - before;
         assert!(trials >= 10, "{trials} in a minute");
-        assert_eq!(errors.0.lock().unwrap().len(), tells, "{:?}", errors.0);
+        assert_eq!(errors.0.lock().unwrap().len(), lines, "{:?}", errors.0);
     }
     assert_eq!(*errors.0.lock().unwrap(), ["one", "two", "two"]);
 }

@@ -265,7 +265,7 @@ impl Bench {
         polls() - before
     }
 
-    /// Tells the running dispatcher how many replicas there are.
+    /// Sets the number of replicas of the running dispatcher.
     pub(super) fn tell_peers(&self, replicas: u32) {
         self.running().peers.tell(replicas);
     }

@@ -77,7 +77,7 @@ async fn a_pause_that_one_is_asked_for_stops_all_and_ends_without_a_burst() {
     }
 }
 
-/// The requested pause is a span of real time, whatever the store's clock does meanwhile.
+/// The requested pause is a span of real time, also if the store's clock steps meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_step_of_the_stores_clock_makes_no_pause_shorter() {
     // No call was made in between, so the store cannot tell a step back from time that passed.
@@ -121,7 +121,7 @@ async fn what_a_reply_under_way_grants_before_the_end_is_given_up() {
     assert_eq!(released.len(), 51);
     let asked = released[3] + 1;
     assert!(released[4] >= asked + 2000, "{released:?}");
-    assert!(released[4] <= asked + 2130, "told after 40 ms, and mapped within 80: {released:?}");
+    assert!(released[4] <= asked + 2130, "known after 40 ms, and mapped within 80: {released:?}");
     assert!(released[4..].windows(2).all(|pair| pair[1] - pair[0] >= 10), "{released:?}");
 }
 
@@ -245,7 +245,7 @@ async fn a_notice_that_was_missed_is_made_up_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_counts_while_the_store_is_away_and_is_told_when_it_is_back() {
+async fn a_pause_counts_while_the_store_is_away_and_is_stored_when_it_is_back() {
     let store = Arc::new(MemoryStore::new());
     let mut benches = [1, 1].map(|millis| {
         let mut bench = Bench::new("100/s", QUICK);
@@ -356,7 +356,7 @@ async fn replicas_look_after_a_change_not_all_at_one_instant() {
     };
     let before = looks(&benches);
     store.update_record("billing", Change::Resume).await.unwrap();
-    // How many have looked after so many ms.
+    // How many have read the record after each step.
     let mut looked = vec![];
     for _ in 0..20 {
         tokio::time::sleep(QUICK).await;

@@ -119,7 +119,7 @@ async fn plans_share_what_the_downstream_allows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_higher_priority_goes_first_whatever_its_plan() {
+async fn a_higher_priority_goes_first_in_every_plan() {
     let wide = |name: &str| leaky(&format!("plan.{name}.l"), "1000/s", 1);
     let mut bench = bench("10/s", vec![("a", wide("a")), ("b", wide("b"))]);
     bench.options.horizon = Duration::from_millis(10);
@@ -252,13 +252,13 @@ async fn plans_with_quotas_keep_the_pace_of_the_downstream() {
 
 /// The plan's own limit makes the job wait for long, and it takes no slot of the downstream's meanwhile.
 #[tokio::test(start_paused = true)]
-async fn a_dear_job_of_a_plan_holds_up_no_other() {
+async fn a_costly_job_of_a_plan_holds_up_no_other() {
     let own = Limit::gcra("plan.free.g", "1/s".parse().unwrap(), 20).unwrap();
     let mut bench = bench("20/s", vec![("free", own)]);
     for id in ["free0", "free1"] {
-        let mut dear = on("free", message(id));
-        dear.headers.push(("paced-cost".to_owned(), Value::Integer(20)));
-        bench.publish(dear);
+        let mut costly = on("free", message(id));
+        costly.headers.push(("paced-cost".to_owned(), Value::Integer(20)));
+        bench.publish(costly);
     }
     publish(&bench, "none", 100);
     let start = Instant::now();

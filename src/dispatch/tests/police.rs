@@ -98,7 +98,7 @@ async fn what_never_fits_is_no_job_and_holds_up_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_is_decided_anew() {
+async fn a_retry_is_decided_again() {
     let mut bench = bench(Limit::fixed_window("window", 2, Duration::from_secs(3600)).unwrap());
     for id in ["0", "1"] {
         bench.sink.answer(id, retry(503));

@@ -249,7 +249,7 @@ fn job() -> impl Strategy<Value = (u32, bool)> {
     (prop_oneof![2 => Just(0_u32), 3 => 3..120_u32], prop::bool::weighted(0.1))
 }
 
-/// Whatever waits, those that may go at once do so at the pace, and each job ends, once and not too early.
+/// With any waiting jobs, those that may go at once do so at the pace, and each job ends, once and not too early.
 async fn holds_up_nobody(jobs: &[(u32, bool)], prefetch: u16, hold_max: u32) {
     let (mut bench, mut broker) = (bench("100/s", prefetch), Broker::default());
     bench.options.hold_max = S * hold_max;
@@ -284,7 +284,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_waits_holds_up_nobody(
+    fn no_waiting_job_holds_up_others(
         jobs in prop::collection::vec(job(), 1..80),
         prefetch in 5..40_u16,
         hold_max in prop::sample::select(vec![1_u32, 10, 60, 600]),

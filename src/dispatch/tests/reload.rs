@@ -46,7 +46,7 @@ async fn places_and_attempts_follow_what_is_reloaded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dispatcher_takes_turns_whatever_it_waits_for_until_its_end() {
+async fn a_dispatcher_takes_turns_during_every_wait_until_its_end() {
     let mut bench = Bench::new("1/h", QUICK);
     bench.publish_many(0..5);
     let done = bench.start();

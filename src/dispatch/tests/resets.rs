@@ -50,5 +50,8 @@ async fn who_waits_for_the_end_of_a_window_goes_on_at_once() {
     assert_eq!(all.len(), 80);
     assert!(all[40] <= 10_100, "the first of them after {} ms", all[40]);
     assert!(densest(&all[40..], 100) <= 21, "{all:?}");
-    assert!(benches.iter().filter(|bench| bench.sink.millis(start).len() > 10).count() > 2, "all were told");
+    assert!(
+        benches.iter().filter(|bench| bench.sink.millis(start).len() > 10).count() > 2,
+        "all were notified"
+    );
 }

@@ -44,12 +44,12 @@ async fn the_last_failure_and_a_final_status_are_dead_letters() {
 async fn a_dead_letter_has_the_answer_that_its_job_died_of() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.options.retry.max_throttled = Some(1);
-    let told = |status, excerpt: &'static str| {
+    let response_of = |status, excerpt: &'static str| {
         let excerpt = Bytes::from_static(excerpt.as_bytes());
         Some(Response { status, excerpt, ..Response::default() })
     };
     let failed = |excerpt| {
-        let (detail, response) = ("status 503".to_owned(), told(503, excerpt));
+        let (detail, response) = ("status 503".to_owned(), response_of(503, excerpt));
         Outcome::Retry { reason: "status", detail, status: Some(503), after: None, response }
     };
     for excerpt in ["first", "second", "third"] {
@@ -61,9 +61,9 @@ async fn a_dead_letter_has_the_answer_that_its_job_died_of() {
     let timed_out = Outcome::Retry { reason: "timeout", detail, status: None, after: None, response: None };
     bench.sink.answer("silent", timed_out);
     let (reason, detail) = (Reason::Status, "status 404".to_owned());
-    let response = told(404, "no such thing");
+    let response = response_of(404, "no such thing");
     bench.sink.answer("final", Outcome::Dead { reason, detail, status: Some(404), response });
-    let (detail, response) = ("slow down".to_owned(), told(200, "not now"));
+    let (detail, response) = ("slow down".to_owned(), response_of(200, "not now"));
     bench.sink.answer(
         "throttled",
         Outcome::Throttled { detail, status: 200, after: None, is_final: false, response },
@@ -213,7 +213,7 @@ async fn a_reply_that_nobody_takes_holds_up_no_other_job() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_an_outcome_gets_one() {
+async fn a_client_that_waits_for_an_outcome_gets_one() {
     let mut bench = Bench::new("100/s", QUICK);
     let asking = |id: &str| Message { reply_to: Some("replies".to_owned()), ..message(id) };
     bench.sink.answer("dead", dead(404));

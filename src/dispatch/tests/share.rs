@@ -107,15 +107,15 @@ async fn a_job_of_a_high_cost_is_not_starved_by_cheap_ones() {
             bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::from_millis(millis)));
             bench
         });
-        let [cheap, dear] = &mut benches;
+        let [cheap, costly] = &mut benches;
         cheap.publish_many(0..600);
         let _cheap = cheap.start();
         cheap.sink.arrived(100).await;
         let headers = vec![("paced-cost".to_owned(), Value::Integer(20))];
-        dear.publish(Message { headers, ..message("dear") });
+        costly.publish(Message { headers, ..message("costly") });
         let start = Instant::now();
-        let _dear = dear.start();
-        dear.sink.arrived(1).await;
+        let _costly = costly.start();
+        costly.sink.arrived(1).await;
         assert!(start.elapsed() < 3 * second, "{:?} with {limit:?}", start.elapsed());
     }
 }

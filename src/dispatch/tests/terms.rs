@@ -229,7 +229,7 @@ async fn a_record_that_is_lost_is_recalled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_is_lost_and_begun_anew_by_others_is_gone_by() {
+async fn a_record_that_is_lost_and_started_again_by_others_is_used() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.publish_many(0..400);
     let start = Instant::now();
@@ -317,7 +317,7 @@ async fn a_job_that_new_limits_never_hold_is_dead_lettered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_policer_goes_by_new_terms_too() {
+async fn a_policer_uses_new_terms_too() {
     let mut bench = Bench::new("10/s", QUICK);
     bench.options.on_limit = OnLimit::Reject;
     bench.options.limits = LimitSet::new(vec![Limit::fixed_window("w", 5, 3600 * SECOND).unwrap()]).unwrap();
@@ -333,7 +333,7 @@ async fn a_policer_goes_by_new_terms_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_source_is_told_how_much_is_in_hand_at_most() {
+async fn the_source_knows_how_many_messages_are_held_at_most() {
     let mut bench = Bench::new("10/s", QUICK);
     let _running = bench.start();
     tokio::time::sleep(SECOND).await;

@@ -1,4 +1,4 @@
-//! What a dispatcher tells of itself: how many jobs wait for what, and what binds.
+//! The view of a dispatcher: how many jobs wait for what, and what binds.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -85,7 +85,7 @@ async fn concurrency_binds_where_sends_take_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pauses_are_told_apart_and_end() {
+async fn pauses_are_distinguished_and_end() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.sink.answer("0", throttled(Some(30 * SECOND)));
     bench.publish_many(0..100);
@@ -103,7 +103,7 @@ async fn pauses_are_told_apart_and_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn jobs_that_may_only_go_later_are_told_apart() {
+async fn jobs_that_may_only_go_later_are_distinguished() {
     let mut bench = Bench::new("100/s", QUICK);
     bench.options.retry.backoff = crate::dispatch::Backoff { min: 30 * SECOND, max: 30 * SECOND };
     bench.sink.answer("again", retry(500));
@@ -136,7 +136,7 @@ async fn a_store_that_is_away_binds_and_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_that_answers_nothing_but_429_is_told_as_failing_with_what_it_says() {
+async fn an_api_that_only_answers_429_is_shown_as_failing_with_its_answer() {
     let mut bench = Bench::new("100/s", QUICK);
     let answers = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&answers);
@@ -163,7 +163,7 @@ async fn an_api_that_answers_nothing_but_429_is_told_as_failing_with_what_it_say
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_that_cannot_be_reached_is_told_as_such() {
+async fn an_api_that_cannot_be_reached_is_shown_as_such() {
     let mut bench = Bench::new("100/s", QUICK);
     (0..10).for_each(|id| bench.sink.answer(&id.to_string(), unreachable()));
     bench.publish_many(0..10);

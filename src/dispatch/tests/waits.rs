@@ -20,7 +20,7 @@ async fn jobs_that_would_wait_for_too_long_are_refused_at_once() {
     let start = Instant::now();
     let done = bench.start();
     bench.ledger.count(90).await;
-    assert!(start.elapsed() < SECOND, "what cannot go in time does not wait to be told");
+    assert!(start.elapsed() < SECOND, "what cannot go in time gets its answer at once");
     let refused = dead_of(&bench, Reason::QueueFull);
     bench.end();
     done.await.unwrap();
@@ -119,7 +119,7 @@ async fn statuses_are_tried_again_as_configured() {
     dead.sort_unstable();
     assert_eq!(dead, ["final", "pauses"]);
     let last = bench.sink.millis(start)[3];
-    assert!(last >= 5000, "the downstream asked all to wait, whatever became of that job: {last}");
+    assert!(last >= 5000, "the downstream asked all to wait, also if that job ends: {last}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +195,7 @@ async fn turns_within(bench: &Bench, span: Duration) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loop_turns_whatever_its_jobs_wait_for() {
+async fn a_loop_turns_during_every_wait_of_its_jobs() {
     let mut idle = Bench::new("100/s", QUICK);
     let _idle = idle.start();
     assert!(turns_within(&idle, SECOND).await, "nothing to do");

@@ -156,34 +156,34 @@ async fn what_has_units_left_costs_no_calls_and_no_slots() {
 
 /// A job that the rest of a window cannot hold waits for the next window, and leaves the rest to others.
 #[tokio::test(start_paused = true)]
-async fn a_dear_job_leaves_the_rest_of_a_window_to_cheap_ones() {
+async fn a_costly_job_leaves_the_rest_of_a_window_to_cheap_ones() {
     let store = Arc::new(MemoryStore::new());
     let mut benches = [0, 1].map(|_| {
         let mut bench = bench(vec![Limit::first_hit_window("w", 10, 3600 * SECOND).unwrap()]);
         bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), QUICK));
         bench
     });
-    let [cheap, dear] = &mut benches;
+    let [cheap, costly] = &mut benches;
     let start = Instant::now();
-    let (_cheap, _dear) = (cheap.start(), dear.start());
+    let (_cheap, _costly) = (cheap.start(), costly.start());
     cheap.publish_many(0..6);
     cheap.sink.arrived(6).await;
     tokio::time::advance(2400 * SECOND).await;
     let headers = vec![("paced-cost".to_owned(), Value::Integer(5))];
-    dear.publish(Message { headers, ..message("dear") });
+    costly.publish(Message { headers, ..message("costly") });
     tokio::time::sleep(SECOND).await;
     cheap.publish_many(6..9);
     cheap.sink.arrived(9).await;
     assert!(start.elapsed() < 2405 * SECOND, "{:?}", start.elapsed());
-    dear.sink.arrived(1).await;
+    costly.sink.arrived(1).await;
     assert!((3600..3602).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
-    let calls = dear.store.calls.load(Ordering::SeqCst);
+    let calls = costly.store.calls.load(Ordering::SeqCst);
     assert!(calls <= 20, "{calls} calls for one job that has to wait");
 }
 
-/// Units are left that the job cannot use: no calls are repeated for it in vain, nor after the end of the next window.
+/// Units are left that the job cannot use: no calls are repeated for it, nor after the end of the next window.
 #[tokio::test(start_paused = true)]
-async fn dear_jobs_use_every_window_in_few_calls() {
+async fn costly_jobs_use_every_window_in_few_calls() {
     let store = Arc::new(MemoryStore::new());
     let mut benches = [0, 1].map(|_| {
         let mut bench = bench(vec![Limit::first_hit_window("w", 11, 60 * SECOND).unwrap()]);

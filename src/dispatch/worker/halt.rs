@@ -1,8 +1,7 @@
 //! Halts a replica that cannot use its downstream until it can: this module carries out the decisions of [`Health`].
 //!
-//! A replica that halts suspends its engine, which gives up the slots that it holds, has its source stopped, gives its jobs
-//! back for others, and ends its lease, so that the others have the whole pace. Jobs that must not go back are
-//! held.
+//! A replica that halts suspends its engine, which gives up the slots that it holds. It stops its source, gives its jobs
+//! back for others, and ends its lease, so that the others have the whole pace. Jobs that must not go back are held.
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -184,7 +183,7 @@ impl Worker {
 
     fn halt(&mut self, reason: Reason) {
         if self.halt.source == SourceState::Stopping {
-            // The step that told of it went when the replica went on: it is stopped once more.
+            // The step that reported it went when the replica continued: it is stopped once more.
             self.halt.source = SourceState::Open;
         }
         self.halt.backlog_at_sweep = None;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | at least a fifth of its places is free | jobs that wait for anything but a slot for longer than `hold_max` |
 //! | less is free | of the others, those that wait longest, until a fifth is free: down to waits of two seconds |
-//! | whichever | jobs that were held for 20 minutes |
+//! | any | jobs that were held for 20 minutes |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -238,7 +238,7 @@ impl Worker {
     fn park_or_hold(&mut self, now: Instant, patience: Duration, due: Instant, mut entry: Box<Entry>) {
         let (mut due, mut look_again) = (due, due);
         if entry.since() <= now {
-            // It waits for its plan. If it came back from that, it must not do so again and again in vain.
+            // It waits for its plan. If it came back from that, it must not do so again and again.
             if entry.hold.reason == ParkReason::Limit {
                 due = due.max(now + RETURN);
             }
@@ -249,7 +249,7 @@ impl Worker {
         if entry.may_wait_elsewhere() && due > now + patience / 2 {
             self.park(due, entry.hold.reason, entry);
         } else {
-            // It must not be looked at again in each turn of the loop.
+            // It must not be checked again in each turn of the loop.
             self.engine.offer_later(due.min(look_again), entry);
         }
     }

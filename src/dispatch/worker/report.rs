@@ -48,7 +48,7 @@ impl Worker {
         let release = self.engine.release();
         self.context.meters.set_in_flight(self.engine.waiting(), release.held(), release.sending());
         if let Some(line) = self.reporting.failures.tick(now) {
-            self.tell(&line);
+            self.log(&line);
         }
         self.reporting.is_stale = now < self.reporting.next_at;
         if !self.reporting.is_stale {
@@ -80,12 +80,12 @@ impl Worker {
     /// Records the end of an attempt.
     pub(super) fn on_attempt(&mut self, ending: Ending) {
         let line = self.reporting.failures.ended(ending, Instant::now());
-        line.iter().for_each(|line| self.tell(line));
+        line.iter().for_each(|line| self.log(line));
     }
 
-    /// Writes a line about the downstream. As long as the log tells that it fails, it need not tell of each job.
-    fn tell(&self, line: &Line) {
-        self.context.is_failing.store(self.reporting.failures.is_told(), Ordering::Relaxed);
+    /// Writes a line about the downstream. While the log says that it fails, it need not name each job.
+    fn log(&self, line: &Line) {
+        self.context.is_failing.store(self.reporting.failures.is_logged(), Ordering::Relaxed);
         let downstream = &self.context.downstream;
         let since = |at: Instant| std::time::Duration::from_secs(at.elapsed().as_secs());
         match line {

@@ -109,7 +109,7 @@ async fn files_are_read_when_they_change_and_at_a_call() {
     assert_eq!(fixed.read().await, Ok(false));
 }
 
-/// Files that are made longer after they were read and before that is known, so many times.
+/// Files that become longer after each of the first `reads` reads, before the reader knows it.
 fn changing(pair: &Arc<Pair>, reads: usize) -> Source<String> {
     let (theirs, left) = (Arc::clone(pair), AtomicUsize::new(reads));
     let read = move |_: &String| {
@@ -124,7 +124,7 @@ fn changing(pair: &Arc<Pair>, reads: usize) -> Source<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn files_that_change_while_they_are_read_are_read_to_the_end_and_told_of_once() {
+async fn files_that_change_while_they_are_read_are_read_to_the_end_and_reported_once() {
     let (_folder, pair, _) = loaded("1");
     let reloaded = Reloaded::new(String::new(), Some(changing(&pair, 1)));
     reloaded.refresh().await;

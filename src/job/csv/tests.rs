@@ -53,7 +53,7 @@ fn costs_of_single_limits_are_columns() {
 }
 
 #[test]
-fn wrong_names_are_told_with_the_nearest_one() {
+fn wrong_names_are_reported_with_the_nearest_one() {
     for (names, problem) in [
         ("id,bdy", "column 2: unknown name `bdy`; did you mean `body`?"),
         ("ID", "column 1: unknown name `ID`; did you mean `id`?"),
@@ -131,7 +131,7 @@ fn a_template_names_columns_that_there_are() {
 }
 
 #[test]
-fn wrong_cells_are_told() {
+fn wrong_cells_are_reported() {
     for (names, cells, problem) in [
         ("cost", &[&b"1.5"[..]][..], "`cost` must be a whole number"),
         ("priority", &[b"high"], "`priority` must be a whole number from 0 to 255"),

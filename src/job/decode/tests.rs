@@ -244,11 +244,11 @@ fn plans_are_those_that_are_configured() {
         let message = with("paced-plan", value);
         assert_eq!(reason(&message), Reason::MalformedHeader);
     }
-    let told = detail(&with("paced-plan", text("gold")));
-    assert_eq!(told, "`paced-plan` is `gold`, which is no plan; send one of free, pro");
+    let detail = detail(&with("paced-plan", text("gold")));
+    assert_eq!(detail, "`paced-plan` is `gold`, which is no plan; send one of free, pro");
     let none = Rules { plans: Vec::new(), ..rules() };
-    let told = decode(&with("paced-plan", text("pro")), &none).expect_err("no plan").detail;
-    assert_eq!(told, "`paced-plan` is `pro`, but no plan is configured; leave it out");
+    let detail = decode(&with("paced-plan", text("pro")), &none).expect_err("no plan").detail;
+    assert_eq!(detail, "`paced-plan` is `pro`, but no plan is configured; leave it out");
     let default = Rules { lanes: JobLanes { default_plan: Some(0), ..JobLanes::default() }, ..rules() };
     let plan = |message: &Message| decode(message, &default).expect("a job").plan;
     assert_eq!((plan(&Message::default()), plan(&with("paced-plan", text("pro")))), (Some(0), Some(1)));

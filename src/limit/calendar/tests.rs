@@ -197,8 +197,8 @@ fn an_offset_is_at_most_840_minutes() {
     for offset in [-841, 841, i64::from(i16::MAX) + 1, 65_536, i64::MIN, i64::MAX] {
         let error = Calendar::new(Unit::Day, offset).unwrap_err();
         assert_eq!(error, CalendarError::Offset(offset));
-        let told = format!("an offset of {offset} minutes from UTC is out of range; use -840 to 840");
-        assert_eq!(error.to_string(), told);
+        let text = format!("an offset of {offset} minutes from UTC is out of range; use -840 to 840");
+        assert_eq!(error.to_string(), text);
     }
 }
 

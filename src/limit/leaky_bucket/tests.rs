@@ -217,7 +217,7 @@ proptest! {
 fn numbers_beyond_exact_time_are_refused() {
     let rate: Rate = "1/366d".parse().unwrap();
     let bucket = LeakyBucket::new(rate, 1).unwrap();
-    assert!((200..230).contains(&bucket.max_cost()), "a job of so many years: {}", bucket.max_cost());
+    assert!((200..230).contains(&bucket.max_cost()), "the longest job in years: {}", bucket.max_cost());
     assert!(matches!(LeakyBucket::new(rate, 230), Err(LimitError::BeyondExact { .. })));
     assert_eq!(LeakyBucket::new("1/s".parse().unwrap(), 0), Err(LimitError::NoBurst));
     let second: Rate = "1/s".parse().unwrap();
@@ -225,7 +225,7 @@ fn numbers_beyond_exact_time_are_refused() {
 }
 
 #[test]
-fn what_is_pending_is_timed_anew_when_the_rate_changes() {
+fn what_is_pending_is_timed_again_when_the_rate_changes() {
     let at = |rate: &str, ahead: i64, under: &str, rem: u64| {
         let bucket = LeakyBucket::new(rate.parse().unwrap(), 1).unwrap();
         let tat = Tat { at: Micros(TODAY + ahead), rem };
@@ -324,7 +324,7 @@ fn a_pause_ends_without_a_burst() {
 /// A slot behind a pause that is given back leaves the pause in the state. Under another rate the time before the pause
 /// must not count as pending units: a minute's pause after an idle hour would become days.
 #[test]
-fn a_pause_is_not_timed_anew_when_the_rate_changes() {
+fn a_pause_is_not_timed_again_when_the_rate_changes() {
     let limit = |rate: &str, burst| Limit::leaky_bucket("l", rate.parse().unwrap(), burst).unwrap();
     for burst in [1, 5] {
         let (fast, slow) = (limit("10/s", burst), limit("1/m", burst));

@@ -81,7 +81,7 @@ fn buckets_of_another_width_become_one() {
 }
 
 #[test]
-fn another_algorithm_begins_anew_but_not_before_the_latest_slot() {
+fn another_algorithm_begins_again_but_not_before_the_latest_slot() {
     let log = Limit::sliding_log("l", 3, Duration::from_secs(10)).unwrap();
     let slot = Micros(TODAY + 5 * SECOND);
     let state = log.commit(&log.fresh(), slot, 3);

@@ -116,7 +116,7 @@ fn drain(limit: &Limit, state: &mut State, at: i64) -> u64 {
 }
 
 #[test]
-fn a_sliding_counter_lets_199_of_100_through_whatever_its_buckets() {
+fn a_sliding_counter_lets_199_of_100_through_with_any_buckets() {
     for buckets in [1, 2, 5, 10, 20, 100] {
         let limit = Limit::sliding_window("l", 100, Duration::from_secs(1), buckets).unwrap();
         let (mut state, width) = (limit.fresh(), SECOND / i64::from(buckets));

@@ -4,7 +4,7 @@ use super::*;
 use crate::rate::RateError;
 
 /// The error, whose text must name a way out.
-fn told(limit: Result<Limit, LimitError>, way_out: &str) -> LimitError {
+fn error_with(limit: Result<Limit, LimitError>, way_out: &str) -> LimitError {
     let error = limit.expect_err(way_out);
     let text = error.to_string();
     assert!(text.contains(way_out), "`{text}` does not say `{way_out}`");
@@ -15,13 +15,13 @@ fn told(limit: Result<Limit, LimitError>, way_out: &str) -> LimitError {
 fn bursts() {
     let rate: Rate = "1/s".parse().unwrap();
     for new in [Limit::leaky_bucket, Limit::gcra, Limit::token_bucket] {
-        assert_eq!(told(new("l", rate, 0), "use at least 1"), LimitError::NoBurst);
+        assert_eq!(error_with(new("l", rate, 0), "use at least 1"), LimitError::NoBurst);
         let slow = "1/366d".parse().unwrap();
         assert!(new("l", slow, 1).is_ok(), "one in the longest period");
-        let error = told(new("l", slow, 300), "use a smaller burst or a shorter period");
+        let error = error_with(new("l", slow, 300), "use a smaller burst or a shorter period");
         assert!(matches!(error, LimitError::BeyondExact { burst: 300, .. }));
         let day = "1/d".parse().unwrap();
-        told(new("l", day, 1_000_000), "use a smaller burst or a shorter period");
+        error_with(new("l", day, 1_000_000), "use a smaller burst or a shorter period");
     }
 }
 
@@ -38,8 +38,8 @@ fn counts_and_periods() {
     ];
     for (name, new) in news {
         let zero = LimitError::Rate(RateError::Zero);
-        assert_eq!(told(new(0, second), "use at least 1 in a period"), zero, "{name}");
-        assert_eq!(told(new(1, Duration::ZERO), "use at least 1 in a period"), zero, "{name}");
+        assert_eq!(error_with(new(0, second), "use at least 1 in a period"), zero, "{name}");
+        assert_eq!(error_with(new(1, Duration::ZERO), "use at least 1 in a period"), zero, "{name}");
         for (count, period, way_out) in [
             (1_000_001, second, "1000000/s, the highest rate"),
             (u64::MAX, second, "1000000/s, the highest rate"),
@@ -48,7 +48,7 @@ fn counts_and_periods() {
             (1, Duration::from_nanos(1500), "use whole microseconds"),
             (1, Duration::from_nanos(1), "use whole microseconds"),
         ] {
-            assert!(matches!(told(new(count, period), way_out), LimitError::Rate(_)), "{name}");
+            assert!(matches!(error_with(new(count, period), way_out), LimitError::Rate(_)), "{name}");
         }
     }
 }
@@ -58,26 +58,26 @@ fn buckets() {
     let new = |count, period, buckets| Limit::sliding_window("l", count, period, buckets);
     let second = Duration::from_secs(1);
     for buckets in [0, 121, u32::MAX] {
-        assert_eq!(told(new(10, second, buckets), "use 1 to 120"), LimitError::Buckets { buckets });
+        assert_eq!(error_with(new(10, second, buckets), "use 1 to 120"), LimitError::Buckets { buckets });
     }
-    told(new(10, second, 7), "use 5 or 8 buckets");
-    told(new(1, Duration::from_micros(7), 8), "; use 7 buckets");
+    error_with(new(10, second, 7), "use 5 or 8 buckets");
+    error_with(new(1, Duration::from_micros(7), 8), "; use 7 buckets");
     // 10^5 in 100 days, 8.64 * 10^12 µs: 96 buckets are enough, and 90, the next that divide it, are not.
     let days = Duration::from_secs(100 * 86_400);
-    let error = told(new(100_000, days, 10), "use 96 buckets, or a smaller count or period");
+    let error = error_with(new(100_000, days, 10), "use 96 buckets, or a smaller count or period");
     let LimitError::CoarseBuckets { enough: Some(enough), .. } = error else { panic!("{error}") };
     assert!(new(100_000, days, enough).is_ok() && new(100_000, days, enough - 6).is_err());
-    told(new(100_000_000, days, 10), "; use a smaller count or period");
+    error_with(new(100_000_000, days, 10), "; use a smaller count or period");
 }
 
 #[test]
 fn logs_and_offsets() {
     let second = Duration::from_secs(1);
-    let error = told(Limit::sliding_log("l", 10_001, second), "use at most 10000, or a sliding window");
+    let error = error_with(Limit::sliding_log("l", 10_001, second), "use at most 10000, or a sliding window");
     assert_eq!(error, LimitError::LogTooLong { count: 10_001 });
     assert!(Limit::sliding_log("l", 10_000, second).is_ok());
     for offset in [-1, SECOND, i64::MIN, i64::MAX] {
-        let error = told(
+        let error = error_with(
             Edges::aligned(second, offset).and_then(|edges| Limit::quota("l", 1, edges)),
             "use 0 up to, not including, the period",
         );
@@ -88,7 +88,7 @@ fn logs_and_offsets() {
     }
     for minutes in [-841, 841, i64::MIN, i64::MAX] {
         let calendar = Calendar::new(Unit::Day, minutes).map_err(LimitError::from);
-        let error = told(
+        let error = error_with(
             calendar.and_then(|calendar| Limit::quota("l", 1, Edges::Calendar(calendar))),
             "use -840 to 840",
         );

@@ -42,8 +42,8 @@ fn amounts_out_of_range_are_refused() {
     for text in ["1/2weeks", "1/0w", "3/12 months"] {
         assert_eq!(amount(text), Err(RateError::SeveralCalendarUnits(text.to_owned())));
     }
-    let told = amount("7/2w").unwrap_err().to_string();
-    assert!(told.contains("one week or one month") && told.contains("7/14d"), "{told}");
+    let error = amount("7/2w").unwrap_err().to_string();
+    assert!(error.contains("one week or one month") && error.contains("7/14d"), "{error}");
     for text in ["1/367d", "400/400d", "1/18446744073709551615d"] {
         assert_eq!(amount(text), Err(RateError::TooLong(text.to_owned())));
     }
@@ -104,14 +104,14 @@ fn a_slip_is_answered_with_what_was_meant() {
         ("7/Wk", "7/week"),
         ("7/mo", "7/month"),
     ] {
-        let told = amount(text).unwrap_err();
-        assert_eq!(told.to_string(), format!("`{text}` is no rate; write {meant}"));
+        let error = amount(text).unwrap_err();
+        assert_eq!(error.to_string(), format!("`{text}` is no rate; write {meant}"));
         assert!(amount(meant).is_ok(), "{meant}");
     }
 }
 
 #[test]
-fn where_nothing_is_evident_the_form_is_told() {
+fn a_text_that_is_no_rate_gets_the_form_of_one() {
     for text in [
         "",
         "10s",
@@ -142,20 +142,20 @@ fn where_nothing_is_evident_the_form_is_told() {
         "10 µHz",
         "00000000000000000000000000000000000010r/s",
     ] {
-        let told = amount(text).unwrap_err().to_string();
-        assert!(told.ends_with("write COUNT/UNIT, such as 50/s or 100 per 5 minutes"), "{text}: {told}");
+        let error = amount(text).unwrap_err().to_string();
+        assert!(error.ends_with("write COUNT/UNIT, such as 50/s or 100 per 5 minutes"), "{text}: {error}");
     }
 }
 
 #[test]
-fn a_count_without_a_unit_is_told_with_one() {
+fn a_count_without_a_unit_gets_a_suggestion_with_one() {
     for (text, right) in [("50", "50/s"), ("999999", "999999/s")] {
-        let told = amount(text).unwrap_err().to_string();
-        assert!(told.ends_with(&format!("write its unit too, such as {right}")), "{text}: {told}");
+        let error = amount(text).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("write its unit too, such as {right}")), "{text}: {error}");
     }
     for text in ["", "0", "007", "1000000"] {
-        let told = amount(text).unwrap_err().to_string();
-        assert!(told.ends_with("write COUNT/UNIT, such as 50/s or 100 per 5 minutes"), "{text}: {told}");
+        let error = amount(text).unwrap_err().to_string();
+        assert!(error.ends_with("write COUNT/UNIT, such as 50/s or 100 per 5 minutes"), "{text}: {error}");
     }
 }
 

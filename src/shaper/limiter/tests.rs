@@ -296,13 +296,13 @@ async fn many_are_answered_in_their_order() {
     let limiter = limiter(gcra("calls", 3), &bench);
     let checks = [("a", 2), ("b", 1), ("a", 2), ("a", 1), ("b", 4), ("c", 0)];
     let answers = limiter.check_many(&checks).await;
-    let told: Vec<Option<(bool, u64)>> = answers
+    let decisions: Vec<Option<(bool, u64)>> = answers
         .iter()
         .map(|answer| answer.as_ref().ok().map(|decision| (decision.allowed, decision.remaining)))
         .collect();
     let expected =
         [Some((true, 1)), Some((true, 2)), Some((false, 1)), Some((true, 0)), None, Some((true, 3))];
-    assert_eq!(told, expected);
+    assert_eq!(decisions, expected);
     assert!(matches!(answers[4], Err(CheckError::CostTooLarge { cost: 4, .. })));
     assert_eq!(bench.count(), 3, "one call for each key");
 }
@@ -332,7 +332,7 @@ fn costs(width: usize) -> impl Strategy<Value = Cost> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Each caller gets the decision that it would have got alone, whatever else is in the same call.
+    /// Each caller gets the decision that it would have got alone, with any other callers in the same call.
     #[test]
     fn a_batch_decides_as_one_by_one(
         (combine, limits, rounds) in (combines(), limits()).prop_flat_map(|(combine, limits)| {

@@ -41,7 +41,7 @@ async fn those_who_wait_have_their_slots_in_order_and_costs_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_leaves_takes_no_slot() {
+async fn a_caller_that_leaves_takes_no_slot() {
     let bench = Bench::new();
     let shaper = builder("10/s", &bench).horizon(ms(250)).build().unwrap();
     let start = Instant::now();
@@ -219,7 +219,7 @@ async fn the_turn_of_the_only_one_who_waits_and_leaves_is_used_by_others() {
         let came = all(start, waiting).await;
         let taken = u128::from(apart) * 19 / 10 + 1000;
         assert!(came.windows(2).all(|pair| pair[1] - pair[0] <= taken), "{rate}: {came:?}");
-        // Whoever left before its slot came took none.
+        // A caller that left before its slot came took none.
         let lost = came[19] / u128::from(apart) - 19;
         assert!(lost <= 4, "{rate}: {lost} slots: {came:?}");
         println!("{rate}: {lost} slots of four who left");

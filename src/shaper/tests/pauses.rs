@@ -57,7 +57,7 @@ async fn a_reservation_in_a_pause_is_missed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_beyond_the_longest_wait_is_told() {
+async fn a_pause_beyond_the_longest_wait_is_reported() {
     let bench = Bench::new();
     let shaper = builder("1/s", &bench).max_wait(TWO).build().unwrap();
     shaper.penalize(3 * TWO).await.unwrap();
@@ -151,7 +151,11 @@ async fn what_the_store_forgot_is_recalled_until_it_knows() {
     let changes = bench.counts.changes.load(Ordering::SeqCst);
     shaper.peek("any").await.unwrap();
     settle().await;
-    assert_eq!(bench.counts.changes.load(Ordering::SeqCst), changes, "once it knows nothing is told");
+    assert_eq!(
+        bench.counts.changes.load(Ordering::SeqCst),
+        changes,
+        "a store that knows the pause gets no call"
+    );
 }
 
 /// Otherwise a server that refuses it would be called in a loop: each refusal opens a connection, which counts as a
@@ -170,5 +174,5 @@ async fn a_look_that_fails_is_tried_again_later() {
     assert!((5..40).contains(&looks), "{looks}");
     bench.refuse_looks(false);
     tokio::time::sleep(3 * TWO).await;
-    assert!(shaper.core.paused_for().is_some(), "it was told in the end");
+    assert!(shaper.core.paused_for().is_some(), "the store got the pause in the end");
 }

@@ -90,7 +90,7 @@ fn a_thread_without_a_runtime_blocks_until_its_slot_has_come() {
     });
 }
 
-/// A runtime that was given and ended, or stands still: callers are told, and wait for no longer than they want.
+/// A runtime that was given and ended, or stands still: callers get an error, and wait for no longer than they want.
 #[test]
 fn a_runtime_that_was_given_has_to_run() {
     let given = runtime();

@@ -181,7 +181,7 @@ async fn a_burst_or_a_limit_beside_a_set_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Each caller gets the slot, or the refusal, that it would have got alone, whatever else is in the same call.
+    /// Each caller gets the slot, or the refusal, that it would have got alone, with any other callers in the same call.
     #[test]
     fn a_batch_reserves_as_one_by_one(
         (combine, limits, batches) in (combines(), limits()).prop_flat_map(|(combine, limits)| {

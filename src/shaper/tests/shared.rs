@@ -137,7 +137,7 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
 
 /// The terms in the store are of a newer program: no caller gets a slot, and every caller gets the reason.
 #[tokio::test(start_paused = true)]
-async fn limits_that_cannot_be_gone_by_are_told() {
+async fn limits_that_cannot_be_used_are_reported() {
     let bench = Bench::new();
     let text = r#"{"version":999}"#;
     bench.update_record("billing", Change::Terms { of: 0, text }).await.unwrap();
@@ -152,7 +152,7 @@ async fn limits_that_cannot_be_gone_by_are_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_that_is_longer_than_anybody_waits_is_told() {
+async fn a_pause_that_is_longer_than_anybody_waits_is_reported() {
     let bench = Bench::new();
     let shaper = builder("10/s", &bench).max_wait(ms(2000)).build().unwrap();
     shaper.acquire("any").await.unwrap();
@@ -210,7 +210,7 @@ async fn the_last_one_who_waits_books_no_turn_for_others() {
 
 /// The limits in force hold less than a cost, or differ in number: only callers with too high a cost are refused.
 #[tokio::test(start_paused = true)]
-async fn a_cost_that_the_limits_in_force_do_not_hold_is_told_to_its_caller_alone() {
+async fn only_its_caller_gets_the_error_of_a_cost_that_the_limits_in_force_do_not_hold() {
     let bench = Bench::new();
     let set = |bursts: &[u32]| {
         let limit = |(place, burst): (usize, &u32)| {

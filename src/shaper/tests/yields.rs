@@ -126,7 +126,7 @@ async fn impatient_callers_lose_hardly_any_slot() {
 
 /// In a pause the error names the pause, not a turn.
 #[tokio::test(start_paused = true)]
-async fn those_who_yield_are_told_of_a_pause() {
+async fn those_who_yield_learn_of_a_pause() {
     let bench = Bench::new();
     let shaper = builder("10/s", &bench).build().unwrap();
     let waiting = tokio::spawn(waits(shaper.clone(), Instant::now() + ms(800)));

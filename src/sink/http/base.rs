@@ -130,8 +130,9 @@ fn names(query: &str) -> impl Iterator<Item = Name> {
     parameters.map(|parameter| name(parameter.split('=').next().unwrap_or_default()))
 }
 
-/// A name as lenient servers read it: decoded, in any case, without white space and brackets before it, with `_` for what
-/// PHP has in no name, and split at brackets, also where one is missing (`key]`, `filter[a`), up to what stands behind one.
+/// A name as lenient servers read it: decoded, in lower case, and without white space and brackets before it. Characters
+/// that PHP has in no name become `_`. The name is split at brackets, also if one is missing (`key]`, `filter[a`), and ends
+/// at the text behind one.
 fn name(raw: &str) -> Name {
     let mut text = raw.replace('+', " ");
     for _ in 0..MOST_DECODINGS {

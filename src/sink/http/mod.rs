@@ -173,7 +173,7 @@ impl HttpSink {
         }
     }
 
-    /// What a request goes by now; the error is why there is no token, for people.
+    /// The settings of a request that is made now. The error says why there is no token, for people.
     async fn basis(&self, deadline: Instant) -> Result<Basis, String> {
         let token = match self.tokens.as_ref().map(|tokens| (tokens, tokens.current())) {
             None => None,
@@ -226,7 +226,7 @@ impl HttpSink {
                 Ok(Replacement::Useless) => {}
             }
         }
-        // What is wrong with the files is logged by whoever looks at them all the time.
+        // The task that watches the files logs what is wrong with them.
         let _ = self.target.read().await;
         self.target.has_replaced(&used.current).then_some(true)
     }
@@ -288,7 +288,7 @@ impl Failed {
     /// Classifies an error that occurred after a part of the request was written.
     fn after_sending(pool: &Pool, error: &hyper::Error) -> Self {
         let detail = chain(error);
-        // In TLS 1.3 the server looks at the client's certificate when the first request may be under way.
+        // In TLS 1.3 the server checks the client's certificate when the first request may be under way.
         if tls::refusal(error).is_some_and(tls::Refusal::is_of_client) {
             return Self::unreachable(pool.target(), detail);
         }

@@ -28,8 +28,8 @@ pub struct HttpOptions {
     /// Whom to trust, and the certificate to show, for `https`: made by [`Tls::load_for_http`]. By default the system's
     /// authorities are trusted, and no certificate is shown.
     pub tls: Option<Tls>,
-    /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached. By default it is reached directly, whatever the
-    /// environment says.
+    /// `http://[USER:PASSWORD@]HOST:PORT`, by which the host is reached. By default it is reached directly: the
+    /// variables of the environment do not count.
     pub proxy: Option<String>,
 }
 

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_proxy_refuses_is_told() {
+    async fn the_refusal_of_a_proxy_is_reported() {
         let long = [b"HTTP/1.1 200 OK\r\nx: ".to_vec(), vec![b'x'; MAX_HEAD]].concat();
         for (answer, part) in [
             (&b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"[..], "correct the user"),

@@ -36,8 +36,8 @@ pub(super) struct Wanted<'a> {
 ///
 /// A success is read to its end, or up to the time-out: an API may undo its work when its caller goes, and only the end shows
 /// that it is done. One that breaks off is no answer. An answer may come before its request was written. A 2xx, and what a
-/// rule takes for a delivery, counts only once the request is written: a part of a job is no delivery, whatever the server
-/// answers. Any other status is the answer, whether or not the rest of the request is written; the beginning of its body is
+/// rule takes for a delivery, counts only once the request is written: a part of a job is no delivery, with any
+/// answer. Any other status is the answer, whether or not the rest of the request is written; the beginning of its body is
 /// waited for within [`LONGEST_DRAIN`](super::body::LONGEST_DRAIN).
 pub(super) async fn outcome(mut answer: Answer, wanted: Wanted<'_>) -> (Outcome, Option<Aging>) {
     let status = answer.head.status();

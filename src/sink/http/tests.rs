@@ -103,7 +103,7 @@ fn options(base_url: &str) -> HttpOptions {
     HttpOptions { timeout: PATIENT, max_connection_age: SECOND * 90, ..HttpOptions::new(base_url) }
 }
 
-/// So many jobs, which are sent at one time.
+/// `jobs` jobs, which are sent at one time.
 fn soon(jobs: usize) -> Soon {
     Soon { jobs, at_once: jobs }
 }

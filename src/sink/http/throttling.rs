@@ -54,7 +54,7 @@ pub(super) fn asked(headers: &HeaderMap) -> Option<Duration> {
     asked.filter(|wait| !wait.is_zero())
 }
 
-/// Returns how long the answer asks its callers to wait in any of these ways, whatever its status; `None` if it does not.
+/// Returns how long the answer asks its callers to wait in any of these ways, with any status; `None` if it does not.
 pub(super) fn any(headers: &HeaderMap) -> Option<Duration> {
     asked(headers).or_else(|| {
         let quota = Quota::read(headers);
@@ -84,8 +84,8 @@ struct Quota {
 }
 
 impl Quota {
-    /// Reads the fields of all families: `RateLimit` of the draft of the IETF as a list and as a dictionary, and every field
-    /// that is named by a limit of rates and by what remains of it, such as `X-RateLimit-Remaining`,
+    /// Reads the fields of all families. One is `RateLimit` of the draft of the IETF, as a list and as a dictionary. The
+    /// others are all fields whose names contain a rate limit and `remaining`, such as `X-RateLimit-Remaining`,
     /// `x-ratelimit-remaining-requests` or `anthropic-ratelimit-tokens-remaining`. The reset is in the field of the same name
     /// with `reset` in place of `remaining`, or with `-after` behind that.
     fn read(headers: &HeaderMap) -> Self {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a server sends, it is read without a panic, and no wait is over a day.
+        /// Any answer of a server is read without a panic, and no wait is over a day.
         #[test]
         fn any_answer_has_a_meaning(
             status in 300_u16..600,

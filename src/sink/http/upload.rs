@@ -165,7 +165,7 @@ impl<T> Watched<T> {
             return Poll::Ready(result);
         }
         self.is_broken = true;
-        // The connection is polled once more for reading, whatever the last read returned.
+        // The connection is polled once more for reading, also if the last read returned an error.
         cx.waker().wake_by_ref();
         Poll::Pending
     }

@@ -76,7 +76,7 @@ const LONGEST_PROBE: Duration = Duration::from_secs(600);
 
 impl CoolDown {
     /// This cool-down as it counts at `now`; `None` once it has ended by itself. No instant lies further ahead than any
-    /// call sets it, whatever has happened to the clock.
+    /// call sets it, also if the clock has stepped.
     pub(in crate::store) fn current(&self, now: Micros) -> Option<Self> {
         let at = self.at.min(now.plus(LONGEST_WAIT));
         let until = self.until.min(now.plus(LONGEST_PROBE));

@@ -159,7 +159,7 @@ fn too_late() -> RedisError {
 }
 
 /// The first successful answer of several servers, or the error of each. The next server is asked when all earlier ones
-/// have failed or the last one has been silent for a while, so a server that is cut off costs no more than that.
+/// have failed, or the last one has been silent for a while. So a server that is cut off costs no more time than that.
 pub(super) async fn first<T: Send + 'static>(
     asked: Vec<impl Future<Output = Result<T, StoreError>> + Send + 'static>,
 ) -> Result<T, Vec<StoreError>> {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_errors_are_told() {
+    async fn all_errors_are_reported() {
         let asked = vec![answers("a", 400, false), answers("b", 0, false)];
         let errors = first(asked).await.unwrap_err();
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), ["b", "a"]);

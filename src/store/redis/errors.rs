@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_refuses_is_told_with_what_to_do() {
+    fn the_refusal_of_a_server_says_what_to_do() {
         let at = ServerAddress("store.example:6379".to_owned());
         for (answer, hint) in [
             ("-NOAUTH Authentication required.\r\n", "put one into its URL"),

@@ -23,7 +23,7 @@ pub(super) fn evicts(memory: &str) -> Option<&str> {
     (policy.starts_with("volatile-") || policy.starts_with("allkeys-")).then_some(policy)
 }
 
-/// What a server does with its keys, as far as it tells.
+/// What a server does with its keys, as far as it reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keeping {
     /// The policy by which it may evict keys.

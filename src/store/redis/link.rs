@@ -54,7 +54,7 @@ struct Opening {
 /// An open connection, with the id of the server's process.
 struct Peer {
     connection: MultiplexedConnection,
-    /// Ends with this, whatever the server still owes.
+    /// Ends with this, also while the server still owes answers.
     _driver: JoinSet<()>,
     at: ServerAddress,
     /// As much of the server's run_id as a double holds; 0 where INFO is not permitted.

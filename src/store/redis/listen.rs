@@ -107,20 +107,20 @@ mod tests {
             }
         };
         let watching = join_all((0..1000).map(watch));
-        let (mut told, ()) = tokio::join!(watching, notify_all(Arc::downgrade(&all)));
-        told.sort_unstable();
-        let waves = told.chunk_by(|one, next| one == next);
+        let (mut notified, ()) = tokio::join!(watching, notify_all(Arc::downgrade(&all)));
+        notified.sort_unstable();
+        let waves = notified.chunk_by(|one, next| one == next);
         assert!(waves.map(<[_]>::len).all(|wave| wave <= 16));
-        assert_eq!((told[0], told[999]), (Duration::ZERO, 62 * WAVE.1));
+        assert_eq!((notified[0], notified[999]), (Duration::ZERO, 62 * WAVE.1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_subscribes_after_a_reconnect_is_not_told_of_it() {
+    async fn who_subscribes_after_a_reconnect_is_not_notified_of_it() {
         let all = Arc::new(Watchers::default());
         let mut early = all.subscribe("early");
         let others = notify_all(Arc::downgrade(&all));
         let mut late = all.subscribe("late");
-        assert!(early.next().now_or_never().is_some(), "told at once");
+        assert!(early.next().now_or_never().is_some(), "notified at once");
         others.await;
         assert!(late.next().now_or_never().is_none());
     }

@@ -228,8 +228,8 @@ impl Reply {
             return Ok((Checked { stamp, verdicts, outdated }, self.before));
         }
         let mut marks = self.before;
-        let told = limits.iter().filter(|limit| limit.fresh().is_partly_marked()).count();
-        let (size, jobs) = (3 + 2 * told, if outdated { 0 } else { limits.jobs(call.costs) });
+        let counted = limits.iter().filter(|limit| limit.fresh().is_partly_marked()).count();
+        let (size, jobs) = (3 + 2 * counted, if outdated { 0 } else { limits.jobs(call.costs) });
         if self.outcomes.len() != size * jobs {
             return Err(format!("{} numbers for {jobs} jobs; each has {size}", self.outcomes.len()));
         }
@@ -237,10 +237,10 @@ impl Reply {
         for (outcome, row) in self.outcomes.chunks_exact(size).zip(limits.rows(call.costs)) {
             let charge = charged(outcome[1])?;
             marks = limits.marks_after(&marks, now, &limits.charged(&row, charge));
-            let mut told = outcome[3..].as_chunks::<2>().0.iter();
+            let mut numbers = outcome[3..].as_chunks::<2>().0.iter();
             let standing = |(limit, mark): (&Limit, &Mark)| match limit.state_of(*mark) {
                 Some(state) => Some(limit.standing(&state, now)),
-                None => told.next().map(|&[remaining, reset_at]| Standing {
+                None => numbers.next().map(|&[remaining, reset_at]| Standing {
                     limit: limit.burst(),
                     remaining: u64::try_from(remaining).unwrap_or_default(),
                     reset_after: Micros(reset_at).since(now),

@@ -49,7 +49,7 @@ pub(super) struct KnownRecord {
     pub(super) run: i64,
 }
 
-/// The longest fence after a loss, whatever the caller's horizon is.
+/// The longest fence after a loss, with any horizon of the caller.
 const LONGEST_FENCE: Duration = Duration::from_secs(60);
 
 impl KnownRecord {

@@ -69,7 +69,7 @@ fn a_writer_that_blocks_costs_lines_and_no_time() {
 }
 
 #[test]
-fn failed_writes_are_counted_and_told_once_they_succeed() {
+fn failed_writes_are_counted_and_reported_once_they_succeed() {
     let (log, seen, end) = scripted(LogFormat::Json, CAPACITY);
     for _ in 0..3 {
         end.send(Err(ErrorKind::StorageFull.into())).unwrap();

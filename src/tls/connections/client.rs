@@ -18,12 +18,12 @@ use crate::files::Reloaded;
 use crate::lock::lock;
 use crate::tls::TlsOptions;
 
-/// The least time between two looks at the files.
+/// The least time between two checks of the files.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// What connections over TLS are opened with. It is cheap to clone, and all clones use the same files.
 ///
-/// When a connection is opened, the files are looked at, once a second at most, and read again if one of them was
+/// When a connection is opened, the files are checked, once a second at most, and read again if one of them was
 /// replaced or rewritten; [`Tls::refresh`] does so at once. While what they hold cannot be used, as between the
 /// replacement of a certificate and that of its key, what was read before stays in use, and an error is logged once.
 #[derive(Clone)]
@@ -33,8 +33,8 @@ struct Shared {
     options: TlsOptions,
     /// Empty until the first connection is opened where there are no options.
     current: OnceLock<Reloaded<Read<ClientConfig>>>,
-    /// When the files are to be looked at next.
-    next_look: Mutex<Instant>,
+    /// When the files are to be checked next.
+    next_check: Mutex<Instant>,
 }
 
 impl Tls {
@@ -60,7 +60,7 @@ impl Tls {
     }
 
     fn with(options: TlsOptions, current: OnceLock<Reloaded<Read<ClientConfig>>>) -> Self {
-        Self(Arc::new(Shared { options, current, next_look: Mutex::new(Instant::now()) }))
+        Self(Arc::new(Shared { options, current, next_check: Mutex::new(Instant::now()) }))
     }
 
     /// The options that it was made with.
@@ -80,12 +80,12 @@ impl Tls {
         self.0.current.get().is_some_and(Reloaded::is_failing)
     }
 
-    /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
+    /// Checks the files, reads them again if one has changed, and logs the result. It blocks meanwhile.
     pub fn refresh(&self) {
         self.0.refresh();
     }
 
-    /// What the next connection is opened with. The files are looked at first if that was not done for a while.
+    /// The configuration of the next connection. The files are checked first if that was not done for a while.
     pub(super) async fn current(&self) -> io::Result<Arc<ClientConfig>> {
         let shared = Arc::clone(&self.0);
         if shared.is_due() {
@@ -120,13 +120,13 @@ impl Shared {
         self.current.get().iter().for_each(|read| read.try_refresh());
     }
 
-    /// Whether the files are to be looked at now; true for one caller only.
+    /// Whether the files are to be checked now; true for one caller only.
     fn is_due(&self) -> bool {
         if self.options.files().next().is_none() {
             return false;
         }
         let now = Instant::now();
-        let mut next = lock(&self.next_look);
+        let mut next = lock(&self.next_check);
         let is_due = *next <= now;
         if is_due {
             *next = now + INTERVAL;

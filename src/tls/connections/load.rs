@@ -77,7 +77,7 @@ pub(super) fn client_config(
     Ok((config, validity))
 }
 
-/// The configuration of a server of HTTP/1.1 for these options, and when its certificate is valid, where that can be told. It
+/// The configuration of a server of HTTP/1.1 for these options, and when its certificate is valid, if that is known. It
 /// blocks while it reads the files.
 pub(super) fn server_config(
     options: &ServerTlsOptions,

@@ -9,8 +9,8 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
 /// Accepts a server that shows exactly this certificate and proves, in the handshake, that it has the private key of it.
 ///
-/// Neither the name nor the dates of the certificate matter: whoever has its key is the server that it was made for,
-/// whatever the name by which the server was reached.
+/// Neither the name nor the dates of the certificate matter: the server that has its key is the one that it was made for,
+/// under any name.
 #[derive(Debug)]
 pub(super) struct Pinned {
     certificate: CertificateDer<'static>,

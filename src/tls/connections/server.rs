@@ -46,7 +46,7 @@ impl ServerTls {
         &self.options
     }
 
-    /// When the certificate in use is valid, and those with it that lead to its authority; `None` where that cannot be told.
+    /// When the certificate in use is valid, and those with it that lead to its authority; `None` if that is not known.
     #[must_use]
     pub fn validity(&self) -> Option<Validity> {
         self.current.current().validity
@@ -57,7 +57,7 @@ impl ServerTls {
         self.current.is_failing()
     }
 
-    /// Looks at the files, and reads them again if one has changed; what comes of it is logged. It blocks while it does.
+    /// Checks the files, reads them again if one has changed, and logs the result. It blocks meanwhile.
     pub fn refresh(&self) {
         self.current.try_refresh();
     }

@@ -46,7 +46,7 @@ impl Tls {
 
 /// A connection over TLS.
 ///
-/// In TLS 1.3 the client has done its part of the handshake before the server looks at the client's certificate: what
+/// In TLS 1.3 the client has done its part of the handshake before the server checks the client's certificate: what
 /// the server says about that is read later, as an error. A server that refuses a client also resets the connection, so
 /// a write may fail before that is read. The error of such a write is returned once what the server sent before
 /// is read: its reason, if it gave one.

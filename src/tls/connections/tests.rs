@@ -224,7 +224,7 @@ async fn what_may_be_about_ciphers_or_versions_says_so() {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_told_apart() {
+async fn refusals_are_distinguished() {
     let folder = tempdir().unwrap();
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let options = trusting(folder.path(), &ours);
@@ -270,7 +270,7 @@ async fn what_is_refused_is_told_apart() {
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_told_as_one() {
+async fn a_server_without_tls_is_recognised() {
     let tls = Tls::load(trusting(tempdir().unwrap().path(), &Authority::new("ours"))).unwrap();
     for (answer, expected) in [
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not speak TLS on this port"),

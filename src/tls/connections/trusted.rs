@@ -9,9 +9,9 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, VerifierBuilderError};
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// Accepts servers that authorities of the file have signed, and those whose very certificate stands in the file, although
-/// it is one of an authority (CA:TRUE), as `openssl req -x509` makes them, or its own authority is not there. The name, the
-/// dates, and that the server has the key are verified of all.
+/// Accepts servers that authorities of the file have signed, and those whose own certificate is in the file. That one may
+/// be a certificate of an authority (CA:TRUE), as `openssl req -x509` makes them, and its own authority need not be there.
+/// The name, the dates, and that the server has the key are verified of all.
 #[derive(Debug)]
 pub(super) struct Trusted {
     authorities: Arc<WebPkiServerVerifier>,
@@ -31,7 +31,7 @@ impl Trusted {
 }
 
 /// Whether a server's certificate is refused since it is one of an authority. The library has no variant for it; it
-/// looks at the dates before.
+/// checks the dates before.
 pub(super) fn is_of_authority(error: &CertificateError) -> bool {
     matches!(error, CertificateError::Other(other) if other.0.to_string() == "CaUsedAsEndEntity")
 }

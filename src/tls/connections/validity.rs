@@ -24,7 +24,7 @@ pub struct Validity {
     not_after: u64,
 }
 
-/// What is to be told of a certificate: it is a predicate, such as `expired at 2026-01-01T00:00:00Z; renew it`.
+/// A warning about a certificate. Its text is a predicate, such as `expired at 2026-01-01T00:00:00Z; renew it`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Concern {
@@ -48,7 +48,7 @@ impl Validity {
         Self { not_before, not_after }
     }
 
-    /// When all of these certificates are valid; `None` where that cannot be told of any of them.
+    /// When all of these certificates are valid; `None` if that is not known of any of them.
     pub(crate) fn of(chain: &[CertificateDer<'_>]) -> Option<Self> {
         let both = |one: Self, other: Self| Self {
             not_before: one.not_before.max(other.not_before),
@@ -69,7 +69,7 @@ impl Validity {
         self.not_after
     }
 
-    /// What is to be told of it at this instant, if anything is.
+    /// The warning about it at this instant, if there is one.
     #[must_use]
     pub fn concern(self, now: Micros) -> Option<Concern> {
         let now = seconds(now);
@@ -96,7 +96,7 @@ fn seconds(now: Micros) -> u64 {
     u64::try_from(now.0 / 1_000_000).unwrap_or(0)
 }
 
-/// When this certificate is valid. The library tells that only as the reason why it is not valid at an instant; it looks at
+/// When this certificate is valid. The library reports that only as the reason why it is not valid at an instant; it checks
 /// the time before anything else, so that no authority is needed.
 fn of_one(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
@@ -180,12 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_certificate_and_when() {
+    fn which_warning_a_certificate_gets_and_when() {
         let year = Validity::new(FROM, FROM + 365 * DAY);
         let end = FROM + 365 * DAY;
-        let told = |now: u64| year.concern(at(now)).map(|concern| concern.to_string());
+        let warning = |now: u64| year.concern(at(now)).map(|concern| concern.to_string());
         for now in [FROM, FROM + 1, end - SOON] {
-            assert_eq!(told(now), None, "{now}");
+            assert_eq!(warning(now), None, "{now}");
         }
         for (now, expected) in [
             (FROM - 1, "is not valid before 2020-01-01T00:00:00Z; wait until then, or set the clock right"),
@@ -195,7 +195,7 @@ mod tests {
             (end, "ends at 2020-12-31T00:00:00Z, in 0 minutes; renew it"),
             (end + 1, "expired at 2020-12-31T00:00:00Z; renew it"),
         ] {
-            assert_eq!(told(now).as_deref(), Some(expected));
+            assert_eq!(warning(now).as_deref(), Some(expected));
         }
         // A clock before 1970, and a certificate that is never valid, are no reason to fail.
         assert_eq!(year.concern(Micros(-1)), Some(Concern::NotYetValid(FROM)));

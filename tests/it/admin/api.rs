@@ -144,7 +144,7 @@ async fn without_a_token_nothing_is_changed() {
 }
 
 #[tokio::test]
-async fn what_one_replica_is_told_all_know() {
+async fn what_one_replica_is_asked_for_all_know() {
     let site = Site::shared("apishare", "rate = '100/s'").await;
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     let order = |span: &str| format!(r#"{{"rate": "40/s", "for": "{span}", "reason": "trial"}}"#);
@@ -301,7 +301,7 @@ async fn tools_end_with_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_is_told() {
+async fn a_store_that_is_away_is_reported() {
     let redis = Redis::dedicated().await;
     let site = Site::on(rabbit().await, &redis, "apiaway", "rate = '100/s'");
     let replica = AdminReplica::with_token(&site).await;

@@ -156,7 +156,7 @@ async fn after_a_flush_every_replica_still_knows_what_was_cancelled() {
 }
 
 #[tokio::test]
-async fn whoever_asked_for_the_outcome_is_told() {
+async fn a_client_that_asked_for_the_outcome_gets_it() {
     let site = Site::shared("canceltell", "rate = '100/s'\n[reply]\nallow = ['replies-']").await;
     let replies = format!("replies-{}", site.prefix);
     let (connection, channel) = publish::open(&site.amqp).await;
@@ -205,7 +205,7 @@ async fn a_retry_is_cancelled_and_a_replayed_dead_letter_until_it_is_undone() {
 }
 
 #[tokio::test]
-async fn who_may_cancel_and_what_is_told() {
+async fn who_may_cancel_and_what_is_answered() {
     let site = Site::shared("cancelapi", "rate = '100/s'").await;
     let replica = AdminReplica::with_token(&site).await;
     let body = r#"{"ids": ["a"]}"#;

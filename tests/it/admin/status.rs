@@ -162,7 +162,7 @@ async fn an_api_that_answers_nothing_but_429_fails_and_its_answer_is_shown_witho
 }
 
 #[tokio::test]
-async fn an_api_that_is_down_is_told_in_few_lines_and_named_by_the_state() {
+async fn an_api_that_is_down_is_reported_in_few_lines_and_named_by_the_state() {
     for answers in [true, false] {
         let mut site = Site::shared(
             "statusdown",

@@ -132,7 +132,7 @@ async fn a_purge_that_is_dropped_loses_no_more_than_it_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_keeps_its_pace_and_stops_when_told() {
+async fn a_replay_keeps_its_pace_and_stops_on_a_signal() {
     let options = options(shared().await, &unique("slowly"));
     bury(&options, 0..40).await;
     let dead = DeadLetters::open(&options, "billing").await.unwrap();

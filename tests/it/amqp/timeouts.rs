@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn consumers_of_quorum_queues_have_a_timeout_of_their_own_whoever_declared_them() {
+async fn consumers_of_quorum_queues_have_a_timeout_of_their_own_also_if_others_declared_them() {
     let rabbit = shared().await;
     let (_connection, channel) = open(&rabbit.url()).await;
     support::publish::declare_quorum(&rabbit.url(), "timeouts.theirs").await;

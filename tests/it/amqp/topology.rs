@@ -76,7 +76,7 @@ async fn a_queue_that_differs_is_used_as_it_is_and_an_exchange_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_login_is_told_from_a_missing_broker() {
+async fn a_wrong_login_is_distinguished_from_a_missing_broker() {
     let rabbit = shared().await;
     let mut options = options(rabbit, "login");
     let elsewhere = format!("{}/none", url(rabbit, "guest:guest"));
@@ -92,7 +92,7 @@ async fn a_wrong_login_is_told_from_a_missing_broker() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_without_permissions_is_told_which() {
+async fn a_user_without_permissions_learns_which_are_missing() {
     let rabbit = shared().await;
     rabbit.add_user("limited", "pw", ["^$", ".*", ".*"]).await;
     let mut options = options(rabbit, "limited");

@@ -220,7 +220,7 @@ fn quotas_end_with_the_calendar_in_fixed_periods_or_after_the_first_unit() {
 }
 
 #[test]
-fn each_mistake_is_told_with_the_way_out() {
+fn each_mistake_is_reported_with_the_way_out() {
     for (entry, expected) in [
         ("algorithm = 'gcar', rate = '1/s'", "algorithm: `gcar` is no algorithm; did you mean gcra?"),
         ("rate = '10r/s'", "rate: `10r/s` is no rate; write 10/s"),
@@ -324,7 +324,7 @@ fn each_mistake_is_told_with_the_way_out() {
 }
 
 #[test]
-fn a_key_of_another_algorithm_is_unknown_and_told_where_it_belongs() {
+fn a_key_of_another_algorithm_is_unknown_and_the_error_names_its_own() {
     for (entry, expected) in [
         (
             "algorithm = 'token-bucket', rate = '1/s', burst = 5",

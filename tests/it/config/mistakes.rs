@@ -39,7 +39,7 @@ http.base_url = \"https://u:hunter2@api/\"
 }
 
 #[test]
-fn each_wrong_value_is_told_with_what_is_right() {
+fn each_wrong_value_is_reported_with_what_is_right() {
     for (line, expected) in [
         ("limits = [{ rate = 7 }]", "an integer where a rate belongs; write its unit too, such as \"7/s\""),
         ("limits = [{ rate = \"250\" }]", "`250` is no rate; write its unit too, such as 250/s"),
@@ -259,7 +259,7 @@ fn each_wrong_value_is_told_with_what_is_right() {
 
 #[test]
 #[cfg(feature = "daemon")]
-fn what_only_the_clients_refuse_is_told_at_its_key() {
+fn what_only_the_clients_refuse_is_reported_at_its_key() {
     for (line, expected) in [
         (
             "http.headers.idempotency-key = \"hunter2\"",
@@ -305,7 +305,7 @@ fn two_downstreams_never_share_a_queue() {
 }
 
 #[test]
-fn what_is_missing_is_told_at_the_nearest_table() {
+fn what_is_missing_is_reported_at_the_nearest_table() {
     let rate = "missing; give a downstream a limit, such as rate = \"50/s\"";
     let sink = "missing; say where jobs go, such as base_url = \"https://api.example.com/v1/\"";
     let none = "missing; add a downstream, such as [downstreams.billing]";
@@ -410,7 +410,7 @@ fn a_syntax_error_hides_nothing_before_it_and_invents_nothing_after_it() {
 }
 
 #[test]
-fn files_that_cannot_be_read_are_told() {
+fn files_that_cannot_be_read_are_reported() {
     let mut scene = Scene::new(LEAST).also("latin1.toml", "");
     fs::write(scene.dir.path().join("latin1.toml"), b"# \xe4\n").unwrap();
     scene.sources.files.push("nowhere.toml".into());

@@ -33,7 +33,7 @@ fn plans_add_limits_with_states_of_their_own() {
 }
 
 #[test]
-fn mistakes_in_plans_are_told_once_and_at_their_places() {
+fn mistakes_in_plans_are_reported_once_and_at_their_places() {
     let two = LEAST.replace("downstreams.a", "downstreams.b");
     let told = |plan: &str, more: &str| Scene::new(&format!("{plan}\n{LEAST}{more}\n{two}")).wrong();
     assert_eq!(

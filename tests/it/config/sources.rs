@@ -184,7 +184,7 @@ fn a_value_and_its_file_contradict_each_other_within_a_source_only() {
 }
 
 #[test]
-fn what_is_nearly_an_array_is_told_whatever_its_characters() {
+fn what_is_nearly_an_array_is_reported_with_any_characters() {
     for text in ["[\"\u{1f300}\\\"\"\"", "[\u{e4}\\", "{ a = \"\u{e4}\\n\" \"\" }"] {
         let told = Scene::new(LEAST).env("PACED_DOWNSTREAMS__A__HTTP__ALLOW_HEADERS", text).wrong();
         let place = "env PACED_DOWNSTREAMS__A__HTTP__ALLOW_HEADERS: downstreams.a.http.allow_headers: ";

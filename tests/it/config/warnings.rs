@@ -19,7 +19,7 @@ fn lines(scene: Scene) -> Vec<String> {
 }
 
 #[test]
-fn a_limit_that_another_one_makes_moot() {
+fn a_limit_that_another_one_makes_ineffective() {
     for (keys, expected) in [
         (
             "rate = '50/s'\nlimits = [{ rate = '1000/minute' }]",

@@ -4,24 +4,40 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::structure::{Names, USES, root};
 
-/// The folders of the table, each with all that it may use: what its row names, and what those may use.
-fn floors() -> BTreeMap<String, BTreeSet<String>> {
+/// A row of the table: some folders, and the folders that it names for them to use.
+pub struct Row {
+    pub folders: Vec<String>,
+    pub uses: Vec<String>,
+}
+
+/// The rows of the table, from the top. Each uses folders of rows above it only.
+pub fn rows() -> Vec<Row> {
     let text = std::fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
     let rows = text.lines().skip_while(|line| !line.starts_with("| folder |")).skip(2);
     let names = |cell: &str| -> Vec<String> {
         let quoted = cell.split('`').skip(1).step_by(2);
         quoted.map(|name| name.trim_start_matches("src/").to_owned()).collect()
     };
-    let mut floors = BTreeMap::<String, BTreeSet<String>>::new();
-    for row in rows.take_while(|line| line.starts_with('|')) {
+    let rows = rows.take_while(|line| line.starts_with('|'));
+    rows.map(|row| {
         let cells: Vec<&str> = row.split('|').collect();
+        Row { folders: names(cells[1]), uses: names(cells[3]) }
+    })
+    .collect()
+}
+
+/// The folders of the table, each with all that it may use: what its row names, and what those may use.
+pub fn floors() -> BTreeMap<String, BTreeSet<String>> {
+    let mut floors = BTreeMap::<String, BTreeSet<String>>::new();
+    for Row { folders, uses } in rows() {
         let mut may_use = BTreeSet::new();
-        for name in names(cells[3]) {
-            let below = floors.get(&name).unwrap_or_else(|| panic!("`{name}` is in no row above: {row}"));
+        for name in uses {
+            let below =
+                floors.get(&name).unwrap_or_else(|| panic!("`{name}`, for {folders:?}, is in no row above"));
             may_use.extend(below.iter().cloned());
             may_use.insert(name);
         }
-        for folder in names(cells[1]) {
+        for folder in folders {
             assert!(floors.insert(folder.clone(), may_use.clone()).is_none(), "`{folder}` is in two rows");
         }
     }

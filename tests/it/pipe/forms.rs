@@ -171,7 +171,7 @@ async fn jobs_are_made_of_any_columns_by_templates() {
 }
 
 #[tokio::test]
-async fn columns_that_are_none_are_told_before_anything_is_sent() {
+async fn unknown_columns_are_reported_before_anything_is_sent() {
     let api = Api::start();
     for (text, problem) in [
         ("id,bdy\na,b\n", "column 2: unknown name `bdy`; did you mean `body`?"),
@@ -221,7 +221,7 @@ async fn an_input_of_another_form_is_recognised_by_its_beginning() {
 
 /// A daemon and a pipe beside it keep the limits for their sum.
 #[tokio::test]
-async fn a_pipe_goes_by_the_limits_of_a_downstream() {
+async fn a_pipe_uses_the_limits_of_a_downstream() {
     let limits =
         "limits = [{ algorithm = 'token-bucket', rate = '1/d', capacity = 10 }]\non_limit = 'reject'";
     let site = Site { http: "allow_headers = ['x-any']".to_owned(), ..Site::shared("beside", limits).await };

@@ -35,7 +35,7 @@ async fn is_ready(replica: &AdminReplica, downstreams: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_store_that_goes_is_shown_whatever_becomes_of_the_jobs() {
+async fn a_store_that_goes_is_shown_with_every_setting_of_on_unavailable() {
     const POLICIES: [&str; 3] = ["hold", "local", "open"];
     let redis = Redis::dedicated().await;
     let site = Site::on(rabbit().await, &redis, "statestore", "rate = '100/s'");

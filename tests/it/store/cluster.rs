@@ -153,7 +153,7 @@ async fn the_daemon_and_its_check_take_the_url_of_a_cluster() {
 }
 
 #[tokio::test]
-async fn a_master_without_a_replica_that_stays_away_is_told() {
+async fn a_master_without_a_replica_that_stays_away_is_reported() {
     let cluster = Cluster::dedicated().await;
     let store = RedisStore::connect(&cluster.url(), patient()).await.unwrap();
     let limits = limits(1);
@@ -178,7 +178,7 @@ async fn a_master_without_a_replica_that_stays_away_is_told() {
 
 /// Every node answers CLUSTERDOWN for the slot: nothing has run, and the call may be repeated.
 #[tokio::test]
-async fn a_slot_that_nobody_serves_is_told_and_its_calls_go_on_once_it_is_served_again() {
+async fn a_slot_that_nobody_serves_is_reported_and_its_calls_go_on_once_it_is_served_again() {
     let cluster = Cluster::dedicated().await;
     let store = RedisStore::connect(&cluster.url(), patient()).await.unwrap();
     let limits = limits(1);

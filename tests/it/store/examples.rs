@@ -98,7 +98,7 @@ async fn recorded_decisions_are_repeated() {
 }
 
 #[tokio::test]
-async fn a_different_decision_is_told() {
+async fn a_different_decision_is_reported() {
     let (code, printed) = replay(&own("wrong.json"), "memory:").await;
     assert_eq!(code, Some(1), "{printed}");
     assert!(printed.contains("thirds operation 1 ") && printed.contains("thirds operation 4 "), "{printed}");
@@ -129,7 +129,7 @@ async fn the_page_on_algorithms_shows_what_its_example_prints() {
 }
 
 #[tokio::test]
-async fn a_suite_that_is_no_limit_is_told_and_another_strategy_is_skipped() {
+async fn a_suite_that_is_no_limit_is_reported_and_another_strategy_is_skipped() {
     let (code, printed) = replay(&own("no_limits.json"), "memory:").await;
     assert_eq!(code, Some(1), "{printed}");
     for told in [

@@ -261,7 +261,7 @@ async fn a_server_that_hangs_is_reported_in_a_second() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_told_without_its_password() {
+async fn a_server_that_is_away_is_reported_without_its_password() {
     let port = servers::free_port();
     let url = format!("redis://user:hunter2@127.0.0.1:{port}/0");
     let error = RedisStore::connect(&url, RedisOptions::default()).await.unwrap_err();

@@ -190,7 +190,7 @@ async fn a_worker_recalls_what_the_store_forgot() {
 
 /// At 1/min the limit would otherwise stand still for a minute.
 #[tokio::test]
-async fn what_is_pending_is_timed_anew_under_another_rate() {
+async fn what_is_pending_is_timed_again_under_another_rate() {
     let redis = redis().await;
     let (store, name) = (standing(redis).await, unique("retimed"));
     let slow = reserve(&store, &name, &limits("1/m", 1), 2, 0).await.slots;

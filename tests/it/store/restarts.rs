@@ -151,7 +151,7 @@ async fn a_loss_that_a_newcomer_found_is_repaired_by_who_knows_of_it() {
 
 /// An idle worker reads the record when its connection is renewed, while its peers hold slots.
 #[tokio::test]
-async fn the_fence_is_as_long_whoever_finds_the_loss() {
+async fn the_fence_is_as_long_for_every_finder_of_the_loss() {
     let redis = Redis::dedicated().await;
     let clock = Arc::new(ManualClock::new(TODAY));
     let (idle, busy, limits) = (worker(&redis, &clock).await, worker(&redis, &clock).await, limits(1));

@@ -67,7 +67,7 @@ async fn a_planned_failover_is_followed() {
 }
 
 #[tokio::test]
-async fn what_sentinels_do_not_know_is_told() {
+async fn a_master_that_sentinels_do_not_know_is_reported() {
     let set = Sentinels::dedicated().await;
     let options = patient;
     let error = RedisStore::connect(&set.url_for("another"), options()).await.unwrap_err().to_string();
@@ -95,7 +95,7 @@ async fn what_sentinels_do_not_know_is_told() {
 }
 
 #[tokio::test]
-async fn sentinels_that_are_all_away_are_told_in_time() {
+async fn sentinels_that_are_all_away_are_reported_in_time() {
     let silent = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let ports = silent.each_ref().map(|listener| listener.local_addr().unwrap().port());
     let url = |ports: &[u16]| {

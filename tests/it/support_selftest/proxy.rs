@@ -38,7 +38,7 @@ fn round_trip(stream: &mut TcpStream) -> Duration {
 }
 
 #[test]
-fn a_proxy_adds_what_it_was_told_to() {
+fn a_proxy_adds_its_delay() {
     let port = echo();
     let proxy = Proxy::start(port, Duration::from_millis(2)).unwrap();
     let mut far = connect(proxy.port());

@@ -58,7 +58,7 @@ async fn a_store_with_a_private_authority_and_certificates_on_both_sides() {
 }
 
 #[tokio::test]
-async fn what_a_redis_refuses_or_is_refused_for_is_told_apart() {
+async fn refusals_of_and_by_a_redis_are_distinguished() {
     let files = Files::new();
     let (redis, port) = redis(&files).await;
     let connect = async |host: &str, port: u16, tls: Tls| {

@@ -33,9 +33,9 @@ fn answers_are_the_same_texts() {
     assert_eq!(json!(view(letter.clone(), 0)).to_string(), bare);
     let (letters, stopped_by) = (vec![view(letter, 0)], Some(StoppedBy::Size));
     let list = letters::List { letters, total: 7, stopped: true, stopped_by, listed_at: 5 };
-    let told =
+    let expected =
         format!(r#"{{"letters":[{bare}],"listed_at":5,"stopped":true,"stopped_by":"size","total":7}}"#);
-    assert_eq!(json!(list).to_string(), told);
+    assert_eq!(json!(list).to_string(), expected);
     let tally = Tally { found: 9, seen: 8, done: 3, kept: 4, failed: 1, ..Tally::default() };
     let mut done = Done { letters: Vec::new(), tally, stopped_by: None };
     let replay =
@@ -47,7 +47,7 @@ fn answers_are_the_same_texts() {
 }
 
 #[test]
-fn what_stopped_it_is_told() {
+fn the_reason_why_it_stopped_is_shown() {
     let scan = Scan { limit: Some(3), ..Scan::default() };
     let tally = Tally { found: 9, seen: 4, done: 2, ..Tally::default() };
     let error = || Some(amqp::PublishError::Malformed(String::new()));
@@ -75,11 +75,11 @@ fn a_query_chooses_letters() {
     assert_eq!(scan.limit, Some(7));
     assert_eq!(scan.filter, Filter { reason, status: Some(404), id, key, ..Filter::default() });
     assert_eq!(chosen("limit=1000000").unwrap().limit, Some(MOST_LISTED));
-    for (query, told) in
+    for (query, expected) in
         [("limit=x", "limit: `x`"), ("status=70000", "status: "), ("older=1", "`older` chooses no")]
     {
         let refusal = chosen(query).unwrap_err();
-        assert!(refusal.text().contains(told) && refusal.status() == 400, "{refusal:?}");
+        assert!(refusal.text().contains(expected) && refusal.status() == 400, "{refusal:?}");
     }
 }
 
@@ -89,10 +89,10 @@ fn the_log_says_which_letters_in_words() {
     let every = Chosen { all: true, ..Chosen::default() };
     assert_eq!(which(&every, Bounds::default()), "all");
     let bounds = Bounds { limit: Some(10), first: Some(40), died_until: Some(1_764_000_000_123) };
-    let told = "all, at most 10, of the first 40, died until 2025-11-24T16:00:00Z";
-    assert_eq!(which(&every, bounds), told);
+    let expected = "all, at most 10, of the first 40, died until 2025-11-24T16:00:00Z";
+    assert_eq!(which(&every, bounds), expected);
     let (reason, id, key) = (text("status"), Some("x".repeat(5_000)), text("a.b"));
     let some = Chosen { all: false, reason, status: Some(404), id, key };
-    let told = format!("reason `status`, status 404, id `{}`, key `a.b`", "x".repeat(MAX_TOLD));
-    assert_eq!(which(&some, Bounds::default()), told);
+    let expected = format!("reason `status`, status 404, id `{}`, key `a.b`", "x".repeat(MAX_SHOWN));
+    assert_eq!(which(&some, Bounds::default()), expected);
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// However many ask for a downstream, the store is asked so often in a second and no more.
+/// However many requests ask for a downstream, they read the store only a number of times in a second.
 #[tokio::test(start_paused = true)]
 async fn reads_of_the_store_are_bounded() {
     let bench = Bench::new();
@@ -10,16 +10,16 @@ async fn reads_of_the_store_are_bounded() {
         let mut asked = 0;
         for number in 0..200 {
             let what = if number % 2 == 0 { "" } else { "/rate" };
-            let (status, headers, told) =
+            let (status, headers, answer) =
                 bench.send("GET", &format!("/api/v1/downstreams/billing{what}"), "").await;
             match status {
                 200 => asked += 1,
                 // The observer of this bench has no records.
                 503 => {
-                    assert_eq!(headers["retry-after"], "1", "{told}");
+                    assert_eq!(headers["retry-after"], "1", "{answer}");
                     break;
                 }
-                other => panic!("{other} {told}"),
+                other => panic!("{other} {answer}"),
             }
         }
         assert_eq!(asked, 50, "second {second}");
@@ -51,8 +51,8 @@ async fn a_read_of_the_history_waits() {
     let bench = Bench::new();
     let begun = tokio::time::Instant::now();
     for _ in 0..120 {
-        let (status, _, told) = bench.send("GET", "/api/v1/downstreams/billing/changes", "").await;
-        assert_eq!(status, 200, "{told}");
+        let (status, _, answer) = bench.send("GET", "/api/v1/downstreams/billing/changes", "").await;
+        assert_eq!(status, 200, "{answer}");
     }
     assert_eq!(begun.elapsed().as_secs(), 2, "50 a second");
 }
@@ -64,9 +64,9 @@ async fn changes_in_progress_are_bounded() {
     let tasks: Vec<_> = (0..MAX_CHANGES).map(|_| bench.changes.spawn(std::future::pending::<()>())).collect();
     for (path, body) in [("pause", "{}"), ("dead/purge", r#"{"all": true}"#)] {
         let path = format!("/api/v1/downstreams/billing/{path}");
-        let (status, headers, told) = bench.send("POST", &path, body).await;
-        assert_eq!((status, headers["retry-after"].to_str().unwrap()), (503, "1"), "{told}");
-        assert!(told.to_string().contains("too many changes"), "{told}");
+        let (status, headers, answer) = bench.send("POST", &path, body).await;
+        assert_eq!((status, headers["retry-after"].to_str().unwrap()), (503, "1"), "{answer}");
+        assert!(answer.to_string().contains("too many changes"), "{answer}");
     }
     assert!(!bench.store.read_record("billing").await.unwrap().status.is_stopped());
     tasks[0].abort();

@@ -7,7 +7,7 @@ use crate::daemon;
 const START: i64 = 1_760_000_040_000_000;
 const SECOND: i64 = 1_000_000;
 
-/// The forecast of jobs with these headers, so many of each.
+/// The forecast of jobs with these headers, a number of each.
 fn forecast(downstream: &str, jobs: &[(u64, &[(&str, i64)])]) -> Ended {
     let text = format!("[downstreams.a]\nhttp.base_url = 'http://localhost/'\n{downstream}\n");
     let loaded = config::load_text("test", &text, std::path::Path::new("")).unwrap();
@@ -48,7 +48,7 @@ fn a_quota_binds_when_it_is_used_up_and_costs_count() {
 }
 
 #[test]
-fn jobs_that_would_be_dead_are_told_with_their_reason() {
+fn jobs_that_would_be_dead_are_reported_with_their_reason() {
     let deadline = START / SECOND + 5;
     let jobs: [(u64, &[(&str, i64)]); 3] =
         [(30, &[]), (100, &[("deadline", deadline)]), (1, &[("cost", 100_000)])];

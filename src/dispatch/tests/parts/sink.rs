@@ -58,7 +58,7 @@ pub(in crate::dispatch) struct Secrets {
     pub(in crate::dispatch) accepts: AtomicBool,
     /// Whether better ones are there once they are read again.
     pub(in crate::dispatch) renewed: AtomicBool,
-    /// The jobs that are refused whatever the credentials.
+    /// The jobs that are refused with all credentials.
     refused_jobs: Mutex<Vec<String>>,
     pub(in crate::dispatch) reads: AtomicUsize,
     /// Why they cannot be read.

@@ -25,7 +25,7 @@ impl Worker {
 
     pub(super) fn tried_connection(&mut self, tried: Result<(), String>) {
         if let Err(detail) = &tried {
-            // The log has told that it fails, and why, and tells so each minute.
+            // The log has said that it fails, and why, and repeats it each minute.
             tracing::debug!(
                 downstream = self.context.downstream,
                 detail,

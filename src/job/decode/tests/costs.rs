@@ -83,9 +83,10 @@ fn what_no_limit_can_count_is_refused() {
     );
     let mut rules = costing_rules();
     rules.costs[1].max_cost.bound = CostBound::Minute("tokens".to_owned());
-    let dear = Message { headers: vec![("tokens".to_owned(), Value::Integer(30_001))], ..Message::default() };
+    let costly =
+        Message { headers: vec![("tokens".to_owned(), Value::Integer(30_001))], ..Message::default() };
     assert_eq!(
-        decode(&dear, &rules).expect_err("too dear").detail,
+        decode(&costly, &rules).expect_err("too costly").detail,
         "`tokens` is 30001; `max_cost` is 30000, what the limit `tokens` releases in a minute: split the job, or set \
          `max_cost` of this limit"
     );

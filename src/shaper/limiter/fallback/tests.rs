@@ -57,7 +57,7 @@ async fn checks_are_answered_without_a_store_that_is_away() {
         assert_eq!(bench.count(), 1, "only the first one asked it");
         let limit = limiter.check_cost("any", 3).await.unwrap_err();
         assert!(matches!(limit, CheckError::CostTooLarge { highest: 2, .. }), "{limit:?}");
-        // An error that somebody has to mend is told, whatever the fallback is.
+        // An error that somebody has to correct is returned with every fallback.
         let bench = Bench::new();
         let limiter = self::limiter(&bench, fallback);
         bench.fail(Some(StoreError::Invalid("as the test wants it".to_owned())));

@@ -40,7 +40,7 @@ fn zstd(body: &[u8]) -> Vec<u8> {
     ::zstd::encode_all(body, 1).unwrap()
 }
 
-/// So many times 16 MiB of zeros: one part of the coder's output, again and again.
+/// `count` times 16 MiB of zeros: one part of the coder's output, repeated.
 fn br_zeros(count: usize) -> Vec<u8> {
     let zeros = vec![0; 16 << 20];
     let mut encoder = brotli::CompressorWriter::new(Vec::new(), 4096, 2, 22);
@@ -56,7 +56,7 @@ fn br_zeros(count: usize) -> Vec<u8> {
     [first, &second.repeat(count - 1), last].concat()
 }
 
-/// So many zeros, which are not in memory.
+/// `count` zeros, which are not in memory.
 fn zstd_zeros(count: u64) -> Vec<u8> {
     ::zstd::encode_all(io::repeat(0).take(count), 1).unwrap()
 }

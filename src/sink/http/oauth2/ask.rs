@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_told_without_what_was_answered() {
+    fn an_answer_without_a_token_is_reported_without_its_text() {
         for (status, body, part) in [
             (200, "", "no JSON"),
             (200, "<html>hunter2", "no JSON"),

@@ -93,7 +93,7 @@ async fn a_body_that_is_longer_than_what_is_read_throttles_nobody() {
         matches!(sink.send_by(&job(), &policy).await, Outcome::Throttled { status: 200, .. }),
         "that is read whole"
     );
-    // The part of the others that was read is no whole JSON text, whatever it begins with. So their statuses count.
+    // The part of the others that was read is no whole JSON text, also if its beginning is one. So their statuses count.
     for _ in 0..2 {
         delivered(sink.send_by(&job(), &policy).await);
     }

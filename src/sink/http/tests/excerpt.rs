@@ -37,11 +37,11 @@ async fn what_failed_keeps_the_beginning_of_its_answer() {
         let sink = sink(&server.base);
         for length in [0, 1000, MAX_EXCERPT, MAX_EXCERPT] {
             let outcome = sink.send(&job()).await;
-            let Some(Response { status: told, headers, body, excerpt }) = kept(outcome) else {
+            let Some(Response { status: reported, headers, body, excerpt }) = kept(outcome) else {
                 assert_eq!(length, 0, "{status}");
                 continue;
             };
-            assert_eq!((told, &excerpt[..]), (status, &vec![b'x'; length][..]));
+            assert_eq!((reported, &excerpt[..]), (status, &vec![b'x'; length][..]));
             assert!(headers.is_empty() && body.is_empty(), "nobody waits for a reply");
         }
         assert_eq!(server.connections(), 1, "a body that is read leaves the connection to the next job");

@@ -10,7 +10,7 @@ use super::tls::{server, trusting};
 use super::*;
 use crate::tls::authority::Authority;
 
-/// A proxy that opens tunnels to one server, whatever they are asked to lead to, and keeps what it was asked.
+/// A proxy that opens all tunnels to one server, also if a request names another one, and keeps the requests.
 struct Tunnels {
     url: String,
     asked: Arc<Mutex<Vec<String>>>,
@@ -138,7 +138,7 @@ async fn a_proxy_gets_requests_to_http_with_the_whole_url() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_away_is_told() {
+async fn a_proxy_that_is_away_is_reported() {
     let (_silent, address) = silent();
     let proxy = format!("http://{address}/");
     for base in ["http://api.example/", "https://api.example/"] {

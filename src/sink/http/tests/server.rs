@@ -82,8 +82,8 @@ impl Server {
         let answer: Arc<dyn Fn(usize) -> Answer + Send + Sync> = Arc::new(move |n| Box::pin(answer(n)));
         let (open, hang_up) = watch::channel(());
         let mut tasks = JoinSet::new();
-        let told = Told { seen: Arc::clone(&seen), answer };
-        tasks.spawn(accept(listener, tls, told, Arc::clone(&connections), hang_up));
+        let shared = Shared { seen: Arc::clone(&seen), answer };
+        tasks.spawn(accept(listener, tls, shared, Arc::clone(&connections), hang_up));
         Self { base, seen, connections, open, _tasks: tasks }
     }
 
@@ -133,7 +133,7 @@ impl Server {
 
 /// The state that all connections share.
 #[derive(Clone)]
-struct Told {
+struct Shared {
     seen: Arc<Mutex<Vec<Seen>>>,
     answer: Arc<dyn Fn(usize) -> Answer + Send + Sync>,
 }
@@ -141,7 +141,7 @@ struct Told {
 async fn accept(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    told: Told,
+    shared: Shared,
     connections: Arc<AtomicUsize>,
     hang_up: watch::Receiver<()>,
 ) {
@@ -149,14 +149,14 @@ async fn accept(
     let mut open = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         connections.fetch_add(1, Ordering::SeqCst);
-        let (tls, told, mut hang_up) = (tls.clone(), told.clone(), hang_up.clone());
+        let (tls, shared, mut hang_up) = (tls.clone(), shared.clone(), hang_up.clone());
         hang_up.mark_unchanged();
         open.spawn(async move {
             let serve = async {
-                let Some(tls) = tls else { return told.serve(stream).await };
+                let Some(tls) = tls else { return shared.serve(stream).await };
                 // Some tests are about clients that do not trust this server.
                 if let Ok(stream) = tls.accept(stream).await {
-                    told.serve(stream).await;
+                    shared.serve(stream).await;
                 }
             };
             tokio::select! { () = serve => {}, _ = hang_up.changed() => {} }
@@ -164,7 +164,7 @@ async fn accept(
     }
 }
 
-impl Told {
+impl Shared {
     async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin) {
         let service = service_fn(|request: Request<Incoming>| async {
             let (parts, body) = request.into_parts();

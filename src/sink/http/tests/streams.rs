@@ -121,7 +121,7 @@ async fn what_ends_with_its_connection_has_come_to_its_end() {
     }
 }
 
-/// Another status is the answer, whatever becomes of its body.
+/// Another status is the answer, also if its body breaks off.
 #[tokio::test]
 async fn a_refusal_that_breaks_off_is_an_answer() {
     let answer = b"HTTP/1.1 422 Unprocessable\r\ncontent-length: 100\r\n\r\nshort";

@@ -180,7 +180,7 @@ async fn an_answer_of_many_headers_is_read() {
 }
 
 #[tokio::test]
-async fn an_answer_that_cannot_be_parsed_is_told_apart() {
+async fn an_answer_that_cannot_be_parsed_is_distinguished() {
     let (outcome, requests) = answers_with_headers(200).await;
     let Outcome::Unreadable { detail } = outcome else { panic!("{outcome:?}") };
     assert!(detail.starts_with("the answer cannot be parsed: ") && requests == 1, "{detail}");

@@ -62,18 +62,18 @@ async fn resettable(server: TlsAcceptor, tls: &Tls, good_writes: usize) -> io::R
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_even_where_a_write_fails_before_it_is_read() {
+async fn a_refusal_sends_alert_even_where_a_write_fails_before_it_is_read() {
     let folder = tempdir().unwrap();
     let ours = Authority::new("ours");
     let tls = Tls::load(trusting(folder.path(), &ours)).unwrap();
     let issued = ours.issue(&["localhost"]);
     // Each record is a write: the hello, and in TLS 1.3 a change of ciphers, the certificate and the end of the handshake.
     for (versions, good_writes) in [(BOTH, 4), (BOTH, 2), (OLD, 1)] {
-        let told = match resettable(server(&issued, Some(&ours), versions), &tls, good_writes).await {
+        let result = match resettable(server(&issued, Some(&ours), versions), &tls, good_writes).await {
             Ok(mut stream) => stream.write_all(b"a request").await,
             Err(error) => Err(error),
         };
-        let error = told.unwrap_err();
+        let error = result.unwrap_err();
         assert!(error.to_string().contains("requires a client certificate"), "{error}");
     }
 
@@ -112,7 +112,7 @@ struct Refusing {
 }
 
 impl Refusing {
-    fn start(issued: &Issued, clients: &Authority, is_told: bool, versions: Versions) -> Self {
+    fn start(issued: &Issued, clients: &Authority, sends_alert: bool, versions: Versions) -> Self {
         let config = issued.server(Some(clients), versions);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -128,7 +128,7 @@ impl Refusing {
                     break;
                 }
             }
-            while is_told && server.wants_write() {
+            while sends_alert && server.wants_write() {
                 server.write_tls(&mut socket).unwrap();
             }
             socket.set_nonblocking(true).unwrap();
@@ -174,17 +174,17 @@ async fn a_server_that_resets_the_connection_is_explained_with_an_alert_and_with
     let stranger = Tls::load(stranger).unwrap();
     let issued = ours.issue(&["localhost"]);
     for (versions, writes_first) in [(BOTH, false), (BOTH, true), (OLD, false)] {
-        for (tls, is_told, expected) in [
+        for (tls, sends_alert, expected) in [
             (&plain, true, "the server requires a client certificate; set cert_file and key_file"),
             (&stranger, true, "does not trust the authority of the client certificate in cert_file"),
             (&plain, false, "perhaps it requires a client certificate (cert_file, key_file)"),
             (&stranger, false, "perhaps it does not accept the client certificate in cert_file"),
         ] {
-            let refusing = Refusing::start(&issued, &ours, is_told, versions);
+            let refusing = Refusing::start(&issued, &ours, sends_alert, versions);
             let error = refusing.refuses(tls, writes_first).await;
             assert!(error.to_string().contains(expected), "{expected}: {error}");
             // Without an alert it may as well have failed while it worked on the request.
-            assert_eq!(refusal(&error).unwrap().is_of_client(), is_told, "{error}");
+            assert_eq!(refusal(&error).unwrap().is_of_client(), sends_alert, "{error}");
         }
     }
 }

@@ -74,7 +74,7 @@ fn remaining(reply: &Reply, limit: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn callers_are_policed_and_told_how_they_stand() {
+async fn callers_are_policed_and_get_their_standing() {
     let api = Api::start("memory:").await;
     let first = api.call("key-of-alice").await;
     assert_eq!((first.status, first.text.as_str()), (200, "Hello.\n"));
@@ -105,7 +105,7 @@ async fn callers_are_policed_and_told_how_they_stand() {
 }
 
 #[tokio::test]
-async fn who_waits_as_told_is_served_and_two_processes_police_together() {
+async fn who_waits_as_asked_is_served_and_two_processes_police_together() {
     let redis = servers::Redis::dedicated().await;
     let url = redis.url();
     let (one, two) = tokio::join!(Api::start(&url), Api::start(&url));

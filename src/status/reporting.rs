@@ -1,5 +1,5 @@
-//! Tells the others of this replica: its summary is left in the store every two seconds, however long it takes to read what
-//! they tell, and a goodbye at the end.
+//! Reports this replica to the others: it leaves its summary in the store every two seconds, however long it takes to read
+//! the summaries of the others, and a goodbye at the end.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use tokio_util::sync::CancellationToken;
 use super::shared::Shared;
 use super::summary::Summary;
 
-/// How often this replica tells of itself, and how long that counts.
+/// How often this replica reports itself, and how long a report counts.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 pub(super) const KEPT: Duration = Duration::from_secs(10);
 
 /// The time-out for an answer of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Tells of this replica once.
-pub(super) async fn tell(shared: &Shared) {
+/// Reports this replica once.
+pub(super) async fn report(shared: &Shared) {
     let text = lock(&shared.own).text();
     let store = &shared.parts.store;
-    let told = within_timeout(store, store.leave_summary(&shared.parts.identity.id, &text, KEPT)).await;
-    lock(&shared.known).store_error = told.err();
+    let reported = within_timeout(store, store.leave_summary(&shared.parts.identity.id, &text, KEPT)).await;
+    lock(&shared.known).store_error = reported.err();
 }
 
-/// Tells of this replica every two seconds until `stop`, and says goodbye then, also where the store has not answered before.
-pub(super) async fn keep_telling(shared: &Shared, stop: &CancellationToken) {
+/// Reports this replica every two seconds until `stop`, and says goodbye then, also if the store has not answered before.
+pub(super) async fn report_until(shared: &Shared, stop: &CancellationToken) {
     while stop.run_until_cancelled(sleep(failpoint::interval(INTERVAL))).await.is_some() {
-        tell(shared).await;
+        report(shared).await;
     }
     let goodbye = Summary::goodbye(shared.parts.identity.clone(), wall_now().0 / 1000);
     let text = goodbye.text();

@@ -46,11 +46,11 @@ async fn what_a_window_has_left_goes_to_jobs_that_cost_less() {
     assert!(released[8] <= 200, "{} ms: no window is idle", released[8]);
     assert!((60_000..60_100).contains(&released[9]), "{} ms", released[9]);
     let calls = bench.store.calls.load(Ordering::SeqCst);
-    assert!(calls <= 15, "{calls} calls: nobody asks in vain meanwhile");
+    assert!(calls <= 15, "{calls} calls: nobody asks without use meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_later_does_not_wait_behind_a_dear_job() {
+async fn who_comes_later_does_not_wait_behind_a_costly_job() {
     let mut bench = bench(3600 * SECOND);
     bench.publish_many(0..7);
     bench.publish(costs("five", 5));
@@ -67,7 +67,7 @@ async fn who_comes_later_does_not_wait_behind_a_dear_job() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dear_job_goes_at_once_when_the_counts_begin_at_0() {
+async fn a_costly_job_goes_at_once_when_the_counts_begin_at_0() {
     let mut bench = bench(3600 * SECOND);
     bench.publish_many(0..7);
     bench.publish(costs("five", 5));
@@ -80,7 +80,7 @@ async fn a_dear_job_goes_at_once_when_the_counts_begin_at_0() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dear_job_of_one_replica_idles_no_window_for_the_others() {
+async fn a_costly_job_of_one_replica_idles_no_window_for_the_others() {
     let mut benches = [bench(60 * SECOND), bench(60 * SECOND)];
     benches[1].store = Arc::new(FlakyStore::new(benches[0].store.inner(), Duration::from_millis(1)));
     benches[0].publish_many(0..7);
@@ -101,7 +101,7 @@ async fn a_dear_job_of_one_replica_idles_no_window_for_the_others() {
 
 /// The only limit is a window, and the store is in this process, so each call is answered without any delay.
 #[tokio::test(start_paused = true)]
-async fn dear_jobs_ask_a_store_of_their_own_no_more_often_than_they_must() {
+async fn costly_jobs_ask_a_store_of_their_own_no_more_often_than_they_must() {
     let mut bench = Bench::new("1/s", QUICK);
     bench.options.limits = LimitSet::new(vec![window(60 * SECOND)]).unwrap();
     bench.options.on_unavailable = OnUnavailable::Local;
@@ -121,13 +121,13 @@ async fn dear_jobs_ask_a_store_of_their_own_no_more_often_than_they_must() {
     let released = bench.sink.millis(start);
     assert!(released[9] < 61_000, "{released:?}");
     let calls = bench.store.calls.load(Ordering::SeqCst);
-    assert!(calls < 1000, "{calls} calls, the looks whether it is there among them");
+    assert!(calls < 1000, "{calls} calls, the checks for it among them");
 }
 
-/// The round trip to the store varies between 1 ms and 4 ms. Whichever call comes first, a new window begins with the
+/// The round trip to the store varies between 1 ms and 4 ms. With either call first, a new window begins with the
 /// job that has waited longest.
 #[tokio::test(start_paused = true)]
-async fn jobs_that_cost_less_take_no_new_window_from_a_dear_job() {
+async fn jobs_that_cost_less_take_no_new_window_from_a_costly_job() {
     for (before, after) in [(3000, 0), (0, 3000)] {
         let mut bench = bench(60 * SECOND);
         bench.store = Arc::new(FlakyStore::new(bench.store.inner(), QUICK));
@@ -136,13 +136,13 @@ async fn jobs_that_cost_less_take_no_new_window_from_a_dear_job() {
         let start = Instant::now();
         let _running = bench.start();
         bench.sink.arrived(7).await;
-        bench.publish(costs("dear", 5));
+        bench.publish(costs("costly", 5));
         sleep(SECOND).await;
         bench.store.farther.store(after, Ordering::SeqCst);
         bench.publish_many(7..30);
         bench.sink.arrived(15).await;
         let (ids, released) = (bench.sink.ids(), bench.sink.millis(start));
-        assert_eq!(ids[10], "dear", "{before} then {after} µs: {ids:?}");
+        assert_eq!(ids[10], "costly", "{before} then {after} µs: {ids:?}");
         assert!((60_000..60_100).contains(&released[10]), "{} ms", released[10]);
     }
 }
