@@ -180,7 +180,7 @@ impl Gate {
     /// Warns once of a permission that the user lacks for the downstream, or for all of them.
     fn warn(&self, downstream: &str, error: &Error) {
         if lock(&self.warned).insert(downstream.to_owned()) {
-            warn!(downstream, %error, "the user may not declare or check these: they are used as they are");
+            warn!(downstream, %error, "queues that the user may not declare or check are used as they are");
         }
     }
 }

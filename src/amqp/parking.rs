@@ -261,8 +261,8 @@ impl Parker {
             warn!(
                 downstream,
                 max,
-                "a job cannot be parked: its headers, and those that parking adds, do not fit one frame; it is held \
-                 here, and so are others like it; send less in headers, more in the body"
+                "a job cannot be parked: the headers that its request is made from, and those that parking adds, do \
+                 not fit one frame; it is held here, and so are others like it; send less in headers, more in the body"
             );
         }
         properties

@@ -115,7 +115,7 @@ impl Letters {
         };
         if removed > 0 {
             let noun = self.noun;
-            out::say(format_args!("paced: stopped by an error after {removed} {noun}(s); the others stay"));
+            out::say(format_args!("paced: stopped after {removed} {noun}(s); the others stay"));
         }
         Err(failed)
     }

@@ -40,7 +40,7 @@ pub(super) struct Args {
     at: Option<Micros>,
     #[command(flatten)]
     table: TableArgs,
-    /// Header of every job that has no header of this name, if http.allow_headers allows it; repeat the option for several
+    /// Header of every job that has no header of this name, which http.allow_headers must allow; repeat the option for several
     /// headers. With --csv the value may have cells in it: 'x-tenant:{tenant}'
     #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
     header: Vec<HeaderArg>,

@@ -145,7 +145,7 @@ enum Command {
     /// Moves the jobs and deletes the queues of a downstream that no replica serves any more
     #[command(subcommand)]
     Downstream(downstream::Command),
-    /// Cancels jobs: no replica sends them
+    /// Cancels jobs: no replica sends them, also those that are parked or wait for a retry
     Cancel(cancel::Args),
     /// Stops the releases of a downstream, in every replica
     Pause(pause::PauseArgs),

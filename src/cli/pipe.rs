@@ -43,7 +43,7 @@ pub(super) struct Args {
     /// What happens to a job that the rate does not allow at once
     #[arg(long, default_value = "wait", value_name = "wait|reject", value_parser = on_limit)]
     on_limit: OnLimit,
-    /// URL of the API, for a job without a path; a path is appended behind one slash, and its query after the URL's
+    /// URL of the API. A job without a path goes to it; a path is appended behind one slash, and its query after the URL's
     #[arg(long, value_name = "URL", required_unless_present = "downstream")]
     to: Option<String>,
     /// Jobs, one JSON object per line; `-` is stdin
@@ -67,13 +67,13 @@ pub(super) struct Args {
     /// The highest cost of one job [default: the units that the rate releases in a minute]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_cost: Option<u32>,
-    /// The most requests at once
+    /// Maximum number of requests at once
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     concurrency: u16,
-    /// The most seconds for one request
+    /// Maximum time for one request, in seconds
     #[arg(long, default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
-    /// The most attempts per job, with the first one
+    /// Maximum number of attempts per job, including the first
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_attempts: u32,
 }

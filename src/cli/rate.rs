@@ -38,7 +38,7 @@ pub(super) struct SetArgs {
     /// How long the rate lasts, such as 2h [default: until it is unset]
     #[arg(long = "for", value_name = "DURATION")]
     span: Option<Span>,
-    /// The reason, for the audit log and for `paced rate get`
+    /// The reason, for the audit log; the status shows it too
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }

@@ -8,8 +8,7 @@ use serde_json::json;
 
 use super::document::quote;
 use super::key::{Key, keys};
-use super::limits::inline;
-use super::reader::{Found, IN_QUOTES, Reader, Table, integer_of};
+use super::reader::{Found, IN_QUOTES, Reader, Table, inline, integer_of};
 use super::value;
 use crate::sink::{AnswerRule, BodyMatch, HeaderMatch, Meaning, RuleWait, Statuses, is_pointer};
 
@@ -47,7 +46,7 @@ keys! {
     /// What it means: the job is done (delivered), all wait (throttled), it is tried again (retry), it is a dead letter
     /// (dead), or paced's credentials may be refused (unauthorized).
     IS = "is".required("say what it means, such as is = \"throttled\"").example("throttled");
-    /// throttled, retry: how long to wait: a duration, header:NAME, or body:/POINTER. Unset, or if that is missing: the time
+    /// throttled, retry: how long to wait: a duration, header:NAME, or body:/POINTER. Unset, or if that is missing or unreadable: the time
     /// in the answer's Retry-After or a similar field.
     WAIT = "wait".matches("^([0-9].*|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|body:(/([^~]|~[01])*)?)$").example("header:x-wait");
 }

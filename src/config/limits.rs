@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use super::key::{Absent, Key};
-use super::reader::{Entry, Found, Reader, Table};
+use super::reader::{Found, Reader, Table, inline};
 use super::value;
 use crate::limit::calendar::Midnight;
 use crate::limit::{Algorithm, Calendar, Edges, Limit, LimitError, LimitSet, MAX_LIMITS, calendar};
@@ -396,10 +396,4 @@ fn wrong<'v, T>(reader: &mut Reader<'v>, table: &Table<'v>, keys: &[&str], probl
     let key = keys.iter().find(|key| table.has(key))?;
     reader.wrong_value(table, key, problem);
     None
-}
-
-pub(super) fn inline(entries: Vec<Entry>) -> String {
-    let pairs: Vec<String> =
-        entries.into_iter().map(|entry| format!("{} = {}", entry.key, entry.value)).collect();
-    format!("{{ {} }}", pairs.join(", "))
 }

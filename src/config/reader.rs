@@ -247,3 +247,10 @@ pub(super) const fn type_of(value: &Value) -> &'static str {
         Value::Array(..) => "an array",
     }
 }
+
+/// These values as an inline table.
+pub(super) fn inline(entries: Vec<Entry>) -> String {
+    let pairs: Vec<String> =
+        entries.into_iter().map(|entry| format!("{} = {}", entry.key, entry.value)).collect();
+    format!("{{ {} }}", pairs.join(", "))
+}

@@ -145,7 +145,7 @@ async fn all_turn(controls: &[(String, Control)], within: Duration) -> bool {
         if !turned {
             tracing::error!(
                 downstream = name,
-                "the dispatcher is stuck: until it runs again, the service manager gets no notification"
+                "the dispatcher is stuck: until it runs again, the watchdog of the service manager is not notified"
             );
         }
         turned

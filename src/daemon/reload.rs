@@ -63,7 +63,8 @@ pub(super) async fn on_hangup(
         tokens.reload(live.admin());
         if timeout(LONGEST, watches.refresh()).await.is_err() {
             tracing::warn!(
-                "a file system with certificates or secrets does not answer; the old ones stay in use"
+                "a file system with certificates or secrets does not answer; the old ones stay in use \
+                 until they can be read"
             );
         }
         manager.reloaded();

@@ -122,7 +122,10 @@ fn source(token: &Token) -> Option<Source<Token>> {
     let read = Box::new(move |_: &Token| file.read().map(Some));
     let log: Log = Box::new(|read| {
         if let Err(error) = read {
-            tracing::error!(error, "admin tokens cannot be read again: the old ones stay in use");
+            tracing::error!(
+                error,
+                "admin tokens cannot be read again: the old ones stay in use until they can be read"
+            );
         }
     });
     Some(Source { files, read, log })

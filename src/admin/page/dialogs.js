@@ -93,7 +93,7 @@ const CHANGES = {
   },
   resume: {
     title: "Resume",
-    hint: "Ends the pause, also one that the API asked for. Slots come at the usual pace, without a burst.",
+    hint: "Ends the pause, also one that the API asked for. Slots come at the usual pace: paced does not catch up.",
     fields: ["reason"],
     request: ["POST", "resume"],
     done: ({ name }) => `${name} is resumed.`,
@@ -123,7 +123,7 @@ const CHANGES = {
   cancel: {
     title: "Cancel jobs",
     submit: "Cancel jobs",
-    hint: "Jobs with these ids are not sent, also if they come later. `paced cancel --undo` ends that.",
+    hint: "Jobs with these ids are not sent, also if they are parked, wait for a retry or come later. `paced cancel --undo` ends that.",
     forHint: "Such as 1d or 30d; empty: 366 days",
     fields: ["ids", "for", "reason"],
     request: ["POST", "cancel"],

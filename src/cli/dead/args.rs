@@ -48,10 +48,10 @@ pub(super) struct FilterArgs {
     /// Only letters whose job the API answered with this status, such as 422
     #[arg(long, value_name = "STATUS")]
     status: Option<u16>,
-    /// Only letters that are at least this old, such as 2h
+    /// Only letters whose job died at least this long ago, such as 2h
     #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
     older_than: Option<Duration>,
-    /// Only letters that are not as old as this, such as 10m
+    /// Only letters whose job died less than this long ago, such as 10m
     #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
     newer_than: Option<Duration>,
     /// Only letters whose job was published with exactly this routing key
@@ -75,7 +75,7 @@ pub(in crate::cli) struct ListArgs {
     pub(super) origin: Origin,
     #[command(flatten)]
     pub(super) filter: FilterArgs,
-    /// The most letters, oldest first
+    /// Maximum number of letters, oldest first
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub(super) limit: u32,
 }
@@ -93,7 +93,7 @@ pub(in crate::cli) struct ShowArgs {
     unroutable: bool,
     #[command(flatten)]
     filter: FilterArgs,
-    /// The most letters, oldest first
+    /// Maximum number of letters, oldest first
     #[arg(long, default_value_t = 1, value_name = "N")]
     limit: u32,
 }
@@ -120,7 +120,7 @@ pub(in crate::cli) struct ReplayArgs {
     pub(super) origin: Origin,
     #[command(flatten)]
     pub(super) filter: FilterArgs,
-    /// The most letters, oldest first [default: all that are there now]
+    /// Maximum number of letters, oldest first [default: all that are there now]
     #[arg(long, value_name = "N")]
     pub(super) limit: Option<u32>,
     /// The highest rate, such as 20/s [default: as fast as the broker takes the jobs]
@@ -167,7 +167,7 @@ pub(in crate::cli) struct PurgeArgs {
     pub(super) origin: Origin,
     #[command(flatten)]
     pub(super) filter: FilterArgs,
-    /// The most letters, oldest first [default: all that are there now]
+    /// Maximum number of letters, oldest first [default: all that are there now]
     #[arg(long, value_name = "N")]
     pub(super) limit: Option<u32>,
     /// Does not ask for a confirmation

@@ -144,7 +144,7 @@ pub(super) fn check(field: Field, answer: &str, given: &Answers) -> Result<(), S
 const HEAD: &str = "\
 # paced takes jobs from RabbitMQ and releases them to an API at an exact pace.
 #
-#   paced check -c FILE             says what is wrong in this file, and warns of what will not do what it seems to
+#   paced check -c FILE             says what is wrong in this file, and warns of what has another effect than it seems
 #   paced check --online -c FILE    connects to the broker and the store too
 #   paced config show -c FILE       shows every key in effect, with its default
 #   paced run -c FILE               releases jobs
@@ -163,7 +163,7 @@ listen = \"127.0.0.1:9750\"
 pub(super) const TOKEN_FILE: &str = "admin-token";
 
 const HEADERS: &str = "\
-# For one request, connecting included.
+# For one request, including the connection.
 timeout = \"30s\"
 # Request headers of every request. A secret is read from a file of its own, whose path starts at the directory of this file.
 # headers = { authorization_file = \"api-token\" }

@@ -60,8 +60,8 @@ keys! {
     /// unacked for the broker's consumer_timeout (30 minutes unless set), the broker takes all of them back. Those just being
     /// sent are sent again: raise the consumer_timeout if limits may be used up for longer.
     PREFETCH = "prefetch".default("1000").integers(1, 65_535);
-    /// The bytes of unsettled messages in memory; one message more may be held, of any length. If the sizes of the jobs
-    /// until now would exceed this, the replica asks for fewer than `prefetch` jobs. It gives back jobs beyond this bound
+    /// The bytes of unsettled messages in memory; one message more may be held, of any length. If `prefetch` jobs of
+    /// the sizes seen until now would exceed this, the replica asks for fewer. It gives back jobs beyond this bound
     /// unread, and they come again when there is room.
     PREFETCH_BYTES = "prefetch_bytes".default("64MiB").within("1MiB", "1024GiB");
 }

@@ -16,7 +16,7 @@ keys! {
     BASE_URL = "base_url".required("say where jobs go, such as base_url = \"https://api.example.com/v1/\"")
         .matches(r"^https?://[^/\s@?#]+(/[^\s@?#]*)?(\?[^\s@#]*)?$")
         .example("https://api.example.com/v1/").file("secrets/billing-url").followed();
-    /// The longest time for one request, with the connecting. It must be below the broker's consumer_timeout (30 minutes
+    /// The longest time for one request, including the connection. It must be below the broker's consumer_timeout (30 minutes
     /// unless set): after that the broker takes a job back while its request still runs.
     TIMEOUT = "timeout".default("30s").within("1us", "365d");
     /// The age from which a connection takes no more requests, or up to a fifth less, so that a changed DNS answer is
@@ -40,7 +40,7 @@ keys! {
     /// only a tunnel (CONNECT). Unset: the API is reached directly; no proxy is taken from the environment.
     PROXY = "proxy".matches("^http://.").example("http://USER:PASSWORD@proxy.internal:3128")
         .file("secrets/proxy-url").followed();
-    /// Headers of every request. They replace those of a job. Keep a secret in a file (NAME_file). Such files,
+    /// Headers of every request. They replace headers of a job that have the same name. Keep a secret in a file (NAME_file). Such files,
     /// and those of base_url and proxy, are read again when they change.
     HEADERS = "headers".reload().matches(value::HEADER)
         .example("{ authorization_file = \"secrets/billing-token\", x-client = \"paced\" }");

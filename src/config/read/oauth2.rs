@@ -31,7 +31,7 @@ keys! {
     SCOPES = "scopes".default("[]").matches(r"^[!#-\[\]-~]+$").example("[\"orders.write\"]");
     /// How the secret is sent: basic (HTTP Basic authentication) or post (in the body).
     CLIENT_AUTH = "client_auth".default("basic");
-    /// The longest time for one token, with the connecting.
+    /// The longest time for one token, including the connection.
     TIMEOUT = "timeout".default("10s").within("100ms", "1m");
     /// Further parameters of a request for a token, such as the API that the token is for. They are masked where the
     /// configuration is shown; keep a secret in a file (NAME_file).

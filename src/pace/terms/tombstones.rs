@@ -194,7 +194,7 @@ impl Tombstones {
         if !std::mem::replace(&mut self.is_refused, true) {
             match purpose {
                 TombstonePurpose::Recall(_) => {
-                    tracing::error!(downstream, %error, "the store does not accept the cancelled jobs");
+                    tracing::error!(downstream, %error, "the store does not accept the ids of cancelled jobs");
                 }
                 TombstonePurpose::Read(_) => tracing::error!(
                     downstream,
