@@ -175,7 +175,6 @@ fn write(file: &Path, lines: usize, size: usize) -> std::io::Result<()> {
     file.flush()
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn unwritten(error: std::io::Error) -> String {
     format!("cannot write a file: {error}")
 }

@@ -61,8 +61,11 @@ pub(super) fn shared_plans<'v, 'l>(
 pub(super) fn ineffective_limits<'v>(reader: &mut Reader<'v>, limits: &[&NamedLimit<'v>]) {
     for (index, given) in limits.iter().enumerate() {
         let by = limits.iter().enumerate().find(|(other, by)| {
-            // If two limits make each other ineffective, the later one is reported.
+            // A limit with a cost of its own counts other units. If two limits make each other ineffective, the later one is
+            // reported.
             *other != index
+                && given.cost.is_none()
+                && by.cost.is_none()
                 && is_ineffective(&given.limit, &by.limit)
                 && (*other < index || !is_ineffective(&by.limit, &given.limit))
         });

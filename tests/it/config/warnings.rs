@@ -57,6 +57,10 @@ fn a_limit_that_another_one_makes_ineffective() {
         // Around an edge the first one may release twice its count.
         "limits = [{ algorithm = 'fixed-window', rate = '10/s' }, { algorithm = 'sliding-log', rate = '10/s' }]",
         "limits = [{ algorithm = 'quota', rate = '1000/day' }, { algorithm = 'quota', rate = '20000/month' }]",
+        // They count other units.
+        "limits = [{ rate = '500/min', cost = 1 }, { rate = '30000/min', cost = 'header:tokens', default_cost = 100 }]",
+        "rate = '10/s'\nlimits = [{ rate = '600/s', cost = 'header:tokens', default_cost = 100 }]",
+        "limits = [{ rate = '10/s', cost = 2 }, { rate = '20/s' }]",
         // The same limit twice is charged twice.
         "limits = [{ rate = '10/s', name = 'a' }, { rate = '10/s', name = 'a' }]",
     ] {
