@@ -127,7 +127,7 @@ fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
         }
         if !have_same_states(&was.lanes, &is.lanes) {
             ["lanes.limits", "lanes.weights"].into_iter().for_each(&mut key);
-            // Here they stay as they are, whatever other downstreams do.
+            // This downstream keeps the old ones, even if other downstreams apply the new ones.
             stuck.extend(was.plans.iter().map(|plan| format!("plans.{}.limits", plan.name)));
         }
     }

@@ -59,8 +59,8 @@ impl Limit {
         self.tat().is_some()
     }
 
-    /// Whether it releases nothing sooner than the other, whatever was taken: it has the same windows and no more units, or
-    /// the same algorithm with no higher rate and burst.
+    /// Whether it releases nothing sooner than the other, after any charges: it has the same windows and no more units,
+    /// or the same algorithm with no higher rate and burst.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         use Algorithm::{FixedWindow, Quota, SlidingLog, SlidingWindow};
         let is_as_slow = match (self.algorithm, other.algorithm) {

@@ -1,8 +1,8 @@
 //! Leases of states: a store on disk writes a state that is charged ahead, so that the next grants need no write.
 //!
 //! What is written must never allow what the state in memory does not. A written state *covers* another one if, from now
-//! on, whatever fits it at some instant fits the other one at that instant at the latest. A lease that was not used up is
-//! lost with the process: that costs slots and never adds any.
+//! on, any charge that fits it at some instant fits the other one at that instant at the latest. A lease that was not
+//! used up is lost with the process: that costs slots and never adds any.
 
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ impl Limit {
         left(state).saturating_sub(left(wide)) > whole_units(self.rate(), LEASE)
     }
 
-    /// Whether whatever fits `wide` at some instant fits `state` at that instant at the latest, now and after the same
-    /// further charges, under these numbers and under others.
+    /// Whether any charge that fits `wide` at some instant fits `state` at that instant at the latest, now and after
+    /// the same further charges, under these numbers and under others.
     pub(crate) fn covers(&self, wide: &State, state: &State) -> bool {
         if wide == state {
             return true;

@@ -264,7 +264,7 @@ impl Journal {
         *lock(&self.writing_since) = Some(Instant::now());
     }
 
-    /// Reports that it has returned, whatever its result.
+    /// Reports that it has returned, with success or an error.
     pub(super) fn returned(&self) {
         *lock(&self.writing_since) = None;
     }

@@ -359,7 +359,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Ends the use of a store that belongs to this process alone: what it keeps is written as it is, and calls fail from then
     /// on. A store without a file has nothing to do.
     ///
-    /// Cancel safe: it is ended all the same.
+    /// Cancel safe: the use still ends.
     fn finish(&self) -> Answer<'_, ()> {
         Box::pin(async { Ok(()) })
     }

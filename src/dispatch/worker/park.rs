@@ -88,7 +88,7 @@ impl Parking {
         is_outdated
     }
 
-    /// Whether the lanes are looked through now. `is_pressed` tells that the window has few free places.
+    /// Whether the lanes are scanned now. `is_pressed` is true if the window has few free places.
     fn scans_lanes(&mut self, now: Instant, is_pressed: bool) -> bool {
         if now < self.next_pressed_scan_at || (now < self.next_lane_scan_at && !is_pressed) {
             return false;
@@ -301,7 +301,7 @@ impl Worker {
         // The call itself has the job's place in the order.
         let parking = ticket.park(stay);
         let (context, events) = (Arc::clone(&self.context), self.flights.events.clone());
-        // Whoever waited for a limit and comes again asks for a slot: nothing would end another wait sooner.
+        // A job that waited for a limit and comes again asks for a slot: nothing would end another wait sooner.
         let until = move || if is_limited { Instant::now() } else { due };
         self.flights.spawn(async move {
             let parked = parking.await;
@@ -346,7 +346,7 @@ impl Worker {
     }
 }
 
-/// Acks a message whose copy is confirmed, by whichever ticket it has now: this one, or that with which it comes again.
+/// Acks a message whose copy is confirmed, with the ticket that it has now: this one, or that of its redelivery.
 fn ack_parked(track: Track, ticket: Option<Box<dyn Ticket>>, has_own_id: bool, report: Report) {
     let left = || track.leave(has_own_id, LeftOver::acked_only(report)).map(|(_, ticket, _)| ticket);
     ticket.or_else(left).into_iter().for_each(|ticket| ticket.discard(report));

@@ -1,4 +1,4 @@
-//! The clocks of a run, by which the next one tells a clock that was set from time that has passed.
+//! The clocks of a run. With them, the next run distinguishes a clock that was set from time that has passed.
 
 use crate::store::STEP;
 use crate::store::memory::Resumed;
@@ -25,8 +25,8 @@ impl Clocks {
         Self { now: clock.now(), uptime }
     }
 
-    /// How the clock stands `now` to what it showed then. Where the machine has run on since, a step of its clock in either
-    /// direction is told from the time that has passed; otherwise a step forward is taken for time.
+    /// How the clock `now` differs from what it showed then. If the machine has not restarted since, a step of its
+    /// clock in either direction is distinguished from time that has passed; otherwise a step forward counts as time.
     pub(super) fn resumed(&self, now: &Self) -> Resumed {
         let passed = match (&self.uptime, &now.uptime) {
             (Some(then), Some(now)) if then.boot == now.boot => now.since.checked_sub(then.since),
@@ -52,7 +52,7 @@ mod tests {
     const NOW: Micros = Micros(1_760_000_000_000_000);
 
     #[test]
-    fn a_step_of_the_clock_between_two_runs_is_told_from_time_where_it_can_be() {
+    fn a_step_of_the_clock_between_two_runs_is_distinguished_from_time_where_possible() {
         const HOUR: i64 = 3_600_000_000;
         const DAY: i64 = 24 * HOUR;
         let clocks = |now: i64, boot: Option<(&str, i64)>| Clocks {

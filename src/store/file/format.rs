@@ -1,6 +1,6 @@
 //! The lines of the file: a checksum, a space, and an object of JSON. The first line says that the file is a store. Others are
-//! entries, of which later ones replace earlier ones, and ends of batches: what has no end behind it was not written
-//! completely, and nobody was told of it.
+//! entries, of which later ones replace earlier ones, and ends of batches: entries without an end behind them were
+//! not written completely, and no caller got an answer that depends on them.
 
 use std::io;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const BEGIN: &[u8] = br#" {"paced_store":"#;
 /// The length of a checksum.
 const SUM: usize = 16;
 
-/// So many bytes tell whether a file is a store.
+/// The number of bytes that show whether a file is a store.
 pub(super) const HEAD: usize = SUM + BEGIN.len();
 
 /// Which batch of which file it is.

@@ -60,7 +60,7 @@ impl Lock {
         let (file, is_new) = open_or_make(&name)?;
         let mut lock = Self::of(name, file)?;
         if is_new && let Err(error) = keep_owner(&lock.file, path) {
-            // The owner could not open it. Whoever has opened it meanwhile finds that it is gone.
+            // The owner could not open it. A process that has opened it meanwhile finds that it is gone.
             let _ = fs::remove_file(&lock.name);
             return Err(LockError::System { file: lock.name, error });
         }
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&secret).unwrap(), "root:x:0");
     }
 
-    /// Two processes that start at once on an empty folder: the second one is told who the first is.
+    /// Two processes start at once on an empty folder: the error of the second one names the first one.
     #[test]
     fn a_lock_that_another_process_makes_meanwhile_is_opened() {
         let folder = tempfile::tempdir().unwrap();

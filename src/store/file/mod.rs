@@ -18,9 +18,9 @@
 //! anything is granted. What an embedded database would add (pages, indices, transactions of readers) nobody needs here:
 //! all states are in memory anyway, and they are read once.
 //!
-//! States are instants on the wall clock, so that a file may lie for a year. Where the machine has not been started anew
-//! since the last run, the time that it has run tells a clock that was set from time that has passed, and the states move
-//! with the clock; otherwise only a clock that is behind is noticed.
+//! States are instants on the wall clock, so that a file may lie for a year. If the machine has not restarted since the
+//! last run, its uptime distinguishes a clock that was set from time that has passed, and the states move with the
+//! clock; otherwise only a clock that is behind is noticed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,9 +52,9 @@ const TRY: Duration = Duration::from_secs(2);
 /// Keeps state in memory and in a file, so that it survives the process: restarts, `kill -9` and a loss of power lose at
 /// most a second of slots, and never add any.
 ///
-/// One process at a time uses a file, and by one store, which all shapers and limiters of the process share; another one is
-/// told which process that is. Files on network disks such as NFS cannot be relied upon. A process that forks must not use the
-/// store in the child, which would grant the same slots once more.
+/// One process at a time uses a file, through one store, which all shapers and limiters of the process share; another
+/// process gets an error that names the first. Files on network disks such as NFS cannot be relied upon. A process that
+/// forks must not use the store in the child, which would grant the same slots once more.
 ///
 /// A call waits for the disk when it takes what is not written ahead: the first one of a state after a rest, and each one of
 /// a limit of less than two units a second. What was charged for a call that is dropped while it waits, or that fails, is
@@ -171,7 +171,7 @@ impl FileStore {
         decide: impl FnOnce(&MemoryStore) -> Result<Decided<T>, StoreError>,
     ) -> Result<T, StoreError> {
         self.ready()?;
-        // What was charged for a call that fails or is dropped here is given back, as nobody is told of it.
+        // What was charged for a call that fails or is dropped here is given back, since its caller gets no answer.
         let Decided { answer, batch, charged } = decide(&self.memory)?;
         self.journal.durable(batch).await.map_err(|problem| self.error(&problem))?;
         // One that was closed in between has written the states before this decision, perhaps.
@@ -226,7 +226,7 @@ impl Store for FileStore {
         Box::pin(self.kept(move |memory| memory.call_tombstones(downstream, call)))
     }
 
-    // Summaries are not written. They fail all the same while nothing can be, so that `paced status` shows the store as away.
+    // Summaries are not written. They still fail while no write works, so `paced status` shows the store as away.
     fn leave_summary<'a>(&'a self, replica: &'a str, summary: &'a str, ttl: Duration) -> Answer<'a, ()> {
         Box::pin(async move {
             self.ready()?;

@@ -35,8 +35,8 @@ enum Fault {
     None,
     /// The next write ends here: this part of it, in thousandths, is on disk, and what is before the hole may be zeros.
     Cut { kept: usize, hole: usize },
-    /// A write that replaces the file is complete, and nobody is told.
-    Untold,
+    /// The next write is complete, but returns an error.
+    Unconfirmed,
 }
 
 impl SimDisk {
@@ -62,7 +62,7 @@ impl Disk for SimDisk {
         let mut sim = lock(&self.0);
         sim.writes += 1;
         let (kept, hole) = match sim.fault {
-            Fault::None | Fault::Untold => (bytes.len(), 0),
+            Fault::None | Fault::Unconfirmed => (bytes.len(), 0),
             Fault::Cut { kept, hole } => (bytes.len() * kept / 1000, bytes.len() * hole / 1000),
         };
         let mut written = bytes[..kept].to_vec();
@@ -74,7 +74,7 @@ impl Disk for SimDisk {
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut sim = lock(&self.0);
         sim.writes += 1;
-        if matches!(sim.fault, Fault::None | Fault::Untold) {
+        if matches!(sim.fault, Fault::None | Fault::Unconfirmed) {
             sim.bytes = Some(bytes.to_vec());
         }
         if sim.fault == Fault::None { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
@@ -121,7 +121,7 @@ impl Bench {
         (answer.expect("it waits for one batch at most"), true)
     }
 
-    /// The slots of so many jobs of `d`, and whether the call had to wait.
+    /// The slots of `jobs` jobs of `d`, and whether the call had to wait.
     fn take(
         &mut self,
         limits: &LimitSet,
@@ -156,7 +156,7 @@ fn leaky(rate: &str) -> Limit {
     Limit::leaky_bucket("pace", rate.parse().unwrap(), 1).unwrap()
 }
 
-/// A quota of so many a day, in UTC.
+/// A quota of `count` a day, in UTC.
 fn daily(count: u64) -> Limit {
     use crate::limit::{Calendar, Edges, calendar::Unit};
     Limit::quota("daily", count, Edges::Calendar(Calendar::new(Unit::Day, 0).unwrap())).unwrap()

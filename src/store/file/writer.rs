@@ -25,10 +25,10 @@ const STUCK: Duration = Duration::from_secs(5);
 /// How often the time that a write takes is checked.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// A file that is shorter is not written anew.
+/// A shorter file is not rewritten.
 const LEAST: usize = 256 << 10;
 
-/// A file is written anew once it is so many times as long as it was then.
+/// A file is rewritten once it is this many times as long as after its last rewrite.
 const GROWTH: usize = 4;
 
 /// Writes the changes of a store in memory.
@@ -64,7 +64,9 @@ impl Writer {
         if let Some(bytes) = disk.read()? {
             let contents = decode(&bytes)?;
             if contents.is_torn {
-                tracing::info!("the last write of the store's file was not completed; nobody was told of it");
+                tracing::info!(
+                    "the last write of the store's file was not completed; no caller got an answer that depends on it"
+                );
             }
             let resumed = contents.clocks.resumed(&Clocks::at_start(&**memory.clock()));
             if resumed.back != 0 {
@@ -133,7 +135,7 @@ impl Writer {
             }
             if batch.is_last {
                 let journal = Arc::clone(&self.journal);
-                // Whoever hears of the end may open the file again.
+                // Once the end is reported, a caller may open the file again.
                 drop(self);
                 return journal.end(written.map_err(|error| problem(&error).into()));
             }
@@ -180,7 +182,7 @@ fn watch(path: &Path, journal: &Journal) {
     }
 }
 
-/// Tells the callers if the thread of a writer ends, however that happens.
+/// Reports to the callers that the thread of a writer has ended, for any reason.
 struct Ends(Arc<Journal>);
 
 impl Drop for Ends {
@@ -221,7 +223,7 @@ fn wait(
     journal: &Arc<Journal>,
     tries: &mpsc::Sender<()>,
 ) -> Option<Writer> {
-    let mut told = String::new();
+    let mut reported = String::new();
     while !journal.is_closed() {
         journal.begin_disk();
         let opened = Writer::open(path, memory, journal);
@@ -230,14 +232,14 @@ fn wait(
             Ok(writer) => return Some(writer),
             Err(error) => {
                 let problem = error.to_string();
-                if problem != told {
+                if problem != reported {
                     let file = path.display();
                     tracing::warn!(%file, problem, "the store decides nothing until it has its file");
                 }
                 journal.fail(&problem);
                 // The other end listens for the first one only.
                 let _ = tries.send(());
-                told = problem;
+                reported = problem;
                 if matches!(error, OpenError::Lock(LockError::Held { .. })) { RETRY } else { UNUSABLE }
             }
         };

@@ -215,7 +215,7 @@ async fn those_that_wait_here_are_counted_once_for_those_behind_them() {
         update_record(&bench, Change::Resume).await;
         unparked(&bench).await;
     }
-    // They ask again and again in vain.
+    // They ask again and again without success.
     tokio::time::sleep(Duration::from_secs(600)).await;
     bench.tickets.parking = ScriptedParking::Done;
     bench.publish(on("free", message("new")));

@@ -58,10 +58,10 @@ struct Scene {
     clock: Arc<dyn Clock>,
     /// The limits in force, and the numbers that they may get.
     limits: [LimitSet; 2],
-    /// The states by the grants that callers were told of, of each key.
+    /// The states of each key by the grants that callers received.
     truth: [Vec<State>; 3],
-    /// The slots that were told and can be given back, each with the states before it.
-    told: Vec<(Granted, Vec<State>)>,
+    /// The grants that callers received and can give back, each with the states before it.
+    grants: Vec<(Granted, Vec<State>)>,
     /// Whether states in memory may be lower than those on disk by more than a lease, until the next write or start.
     is_lower: bool,
     /// Whether the limits have got other numbers since the last start, which say other things of what was charged.
@@ -74,7 +74,10 @@ impl Scene {
         let fresh: Vec<State> = limits[0].iter().map(Limit::fresh).collect();
         let bench = Bench::open(&disk, &clock);
         let truth = [fresh.clone(), fresh.clone(), fresh];
-        (Self { disk, manual, clock, limits, truth, told: vec![], is_lower: false, is_rerated: false }, bench)
+        (
+            Self { disk, manual, clock, limits, truth, grants: vec![], is_lower: false, is_rerated: false },
+            bench,
+        )
     }
 
     fn advance(&self, micros: i64) {
@@ -108,11 +111,11 @@ impl Scene {
                 );
             }
         }
-        (self.is_lower, self.is_rerated, self.told) = (false, false, vec![]);
+        (self.is_lower, self.is_rerated, self.grants) = (false, false, vec![]);
         Ok(next)
     }
 
-    /// Notes a grant of which a caller was told.
+    /// Notes a grant that a caller received.
     fn note(&mut self, key: usize, slot: Micros, charged: &[u32]) -> Result<(), TestCaseError> {
         for ((limit, truth), &cost) in self.limits[0].iter().zip(&mut self.truth[key]).zip(charged) {
             let held = limit.adopt(truth.clone());
@@ -146,12 +149,12 @@ impl Scene {
         Ok(true)
     }
 
-    /// Notes the slots of which a call was told.
+    /// Notes the grants that a call received.
     fn granted(&mut self, slots: Vec<Granted>) -> Result<(), TestCaseError> {
         for granted in slots {
             let before = self.truth[0].clone();
             self.note(0, granted.slot, &granted.charged)?;
-            self.told.push((granted, before));
+            self.grants.push((granted, before));
         }
         Ok(())
     }
@@ -193,7 +196,7 @@ impl Scene {
     /// Gives the last slots back, the latest first, without a wait.
     fn give_back(&mut self, bench: &Bench, jobs: usize) {
         for _ in 0..jobs {
-            let Some((granted, truth)) = self.told.pop() else { return };
+            let Some((granted, truth)) = self.grants.pop() else { return };
             let Granted { slot, charged, before, after } = &granted;
             let (scope, limits) = (Scope { downstream: "d", key: "" }, &self.limits[0]);
             let slot = *slot;
@@ -216,7 +219,7 @@ impl Scene {
         for (limit, truth) in limits.iter().zip(&mut self.truth[0]) {
             *truth = limit.restarted(truth.last.max(now));
         }
-        self.told.clear();
+        self.grants.clear();
     }
 
     fn stop(&mut self, bench: Bench) -> Result<Bench, TestCaseError> {
@@ -258,7 +261,7 @@ fn run(limits: [LimitSet; 2], ops: &[Op]) -> Result<(), TestCaseError> {
             Op::Resume => scene.change(&mut bench, Change::Resume),
             Op::Rerate => {
                 scene.limits.swap(0, 1);
-                (scene.told, scene.is_rerated) = (vec![], true);
+                (scene.grants, scene.is_rerated) = (vec![], true);
             }
             Op::Reset => scene.reset(&mut bench),
             Op::Write => scene.write(&mut bench),
@@ -266,9 +269,9 @@ fn run(limits: [LimitSet; 2], ops: &[Op]) -> Result<(), TestCaseError> {
                 scene.disk.fail(fault);
                 // Either a call that waits or the writer by itself meets the fault. What was charged for a call that failed
                 // may be on disk, and is given back in memory.
-                let is_told = scene.take(&mut bench, 3, 1, 500)?;
+                let is_answered = scene.take(&mut bench, 3, 1, 500)?;
                 scene.write(&mut bench);
-                scene.is_lower |= !is_told;
+                scene.is_lower |= !is_answered;
                 bench = scene.restart(bench, after)?;
             }
             Op::Kill { after } => bench = scene.restart(bench, after)?,
@@ -325,7 +328,7 @@ fn a_renewal_after_slots_were_given_back_does_not_vouch_for_less() {
         assert!(scene.take(&mut bench, 1, 1, 0).unwrap());
         scene.advance(10_000);
         assert!(scene.take(&mut bench, most - 1, 1, 0).unwrap());
-        assert_eq!(scene.told.len(), most, "all are granted");
+        assert_eq!(scene.grants.len(), most, "all are granted");
         scene.write(&mut bench);
         // Whether what was renewed is on disk or not.
         scene.restart(bench, 0).unwrap();
@@ -341,7 +344,7 @@ fn after_slots_were_given_back_the_next_call_does_not_wait() {
     scene.give_back(&bench, 50);
     let writes = scene.disk.writes();
     assert!(scene.take(&mut bench, 1, 1, 0).unwrap());
-    assert_eq!((scene.told.len(), scene.disk.writes()), (51, writes));
+    assert_eq!((scene.grants.len(), scene.disk.writes()), (51, writes));
     // Whether what is to be written for it is on disk or not.
     scene.restart(bench, 0).unwrap();
 }
@@ -362,7 +365,7 @@ fn a_lease_of_a_state_that_equals_absence_is_written_anew() {
     bench.write().unwrap();
     let writes = scene.disk.writes();
     assert!(scene.take(&mut bench, 50, 1, 0).unwrap());
-    assert_eq!((scene.told.len(), scene.disk.writes()), (50, writes), "they are answered at once");
+    assert_eq!((scene.grants.len(), scene.disk.writes()), (50, writes), "they are answered at once");
     scene.restart(bench, 0).unwrap();
 }
 
@@ -377,5 +380,5 @@ fn what_was_given_back_is_not_lost_with_the_process() {
     assert!(!scene.is_lower);
     let mut next = scene.restart(bench, 0).unwrap();
     assert!(scene.take(&mut next, 100, 1, 0).unwrap());
-    assert!(scene.told.len() >= 90, "{} of 100", scene.told.len());
+    assert!(scene.grants.len() >= 90, "{} of 100", scene.grants.len());
 }

@@ -90,7 +90,7 @@ fn no_part_of_a_reset_is_a_fresh_state() {
     }
 }
 
-/// A tenant's quota is one over all runs, by whichever of its lanes it is used.
+/// A tenant has one quota over all runs and all of its lanes.
 #[test]
 fn the_states_of_lanes_are_kept() {
     let (disk, (manual, clock)) = (SimDisk::default(), manual());
@@ -139,9 +139,9 @@ fn tombstones_are_kept_until_they_end() {
     let (reply, mut next) = after_kill(&disk, &clock, |store| store.tombstones("d", undo));
     assert_eq!(reply.changed, 1);
     let read = next.answer(|store| store.tombstones("d", TombstoneCall::Read { after: 0 })).0.unwrap();
-    let told: Vec<(&str, bool)> =
+    let page: Vec<(&str, bool)> =
         read.page.iter().map(|Tombstone { id, is_undone, .. }| (&**id, *is_undone)).collect();
-    assert_eq!((told, read.up_to), (vec![("a", false), ("b", true)], reply.status.tombstones));
+    assert_eq!((page, read.up_to), (vec![("a", false), ("b", true)], reply.status.tombstones));
     manual.set(START.plus(2 * HOUR));
     let again = TombstoneCall::Cancel { ids: &ids[..1], span: HOUR };
     let (reply, mut next) = after_kill(&disk, &clock, |store| store.tombstones("d", again));

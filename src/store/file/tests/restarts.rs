@@ -73,7 +73,7 @@ fn a_clock_that_is_set_gives_no_burst_and_no_stall() {
     for step in [DAY, -DAY, 400 * DAY, -400 * DAY] {
         for boot in [false, true] {
             if boot && step > 0 {
-                // From the clock alone it cannot be told from time.
+                // The clock alone does not show whether it was set or time has passed.
                 continue;
             }
             let machine = Machine::new();

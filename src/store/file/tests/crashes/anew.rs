@@ -19,14 +19,14 @@ fn a_new_file_has_nothing_that_may_still_be_replaced() {
     end(&mut bytes, BatchId::first(START), &Clocks::at_write(&*scene.clock)).unwrap();
     scene.disk.replace(&bytes).unwrap();
     bench.store.journal.succeed(batch.number);
-    // One call waits for what is to follow, and is never told; the one behind it waits for nothing.
+    // One call waits for what is to follow, and never gets an answer; the one behind it waits for nothing.
     let (scope, costs, ahead) = (Scope { downstream: "d", key: "" }, [1; 20], Duration::from_secs(20));
     let call = |jobs: usize| Reserve::new(scope, &limits, Costs::Each(&costs[..jobs]), ahead);
     let mut waiting = bench.store.reserve(call(20));
     assert!((&mut waiting).now_or_never().is_none());
-    let told = bench.store.reserve(call(5)).now_or_never().expect("it waits for nothing").unwrap();
-    assert_eq!(told.slots.len(), 5);
-    scene.granted(told.granted(&limits, Costs::Each(&costs[..5]))).unwrap();
+    let reserved = bench.store.reserve(call(5)).now_or_never().expect("it waits for nothing").unwrap();
+    assert_eq!(reserved.slots.len(), 5);
+    scene.granted(reserved.granted(&limits, Costs::Each(&costs[..5]))).unwrap();
     drop(waiting);
     scene.restart(bench, 0).unwrap();
 }

@@ -5,29 +5,29 @@ use super::*;
 /// One thing that happens.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Op {
-    /// After so many µs so many jobs of this cost ask for slots up to so many ms ahead.
+    /// After `after` µs, `jobs` jobs of this cost ask for slots up to `ahead` ms ahead.
     Take {
         after: i64,
         jobs: usize,
         cost: u32,
         ahead: u64,
     },
-    /// After so many µs one call of a key is judged.
+    /// After `after` µs, one call of a key is judged.
     Check {
         after: i64,
         key: usize,
         cost: u32,
     },
-    /// So many of the last slots are given back, the latest first.
+    /// The last `jobs` slots are given back, the latest first.
     GiveBack {
         jobs: usize,
     },
-    /// After so many µs so many jobs ask for slots, and their caller goes away if it has to wait.
+    /// After `after` µs, `jobs` jobs ask for slots, and their caller goes away if it has to wait.
     GiveUp {
         after: i64,
         jobs: usize,
     },
-    /// The downstream is paused for so many ms, or resumed.
+    /// The downstream is paused for `millis` ms, or resumed.
     Pause {
         millis: u64,
     },
@@ -38,7 +38,7 @@ pub(super) enum Op {
     Reset,
     /// The writer writes what nobody waits for.
     Write,
-    /// The next write ends like this, and the process with it; after so many µs it is started again.
+    /// The next write ends with this fault, and so does the process; it starts again after `after` µs.
     Crash {
         fault: Fault,
         after: i64,
@@ -58,7 +58,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     let fault = prop_oneof![
         4 => (0_usize..=1000, 0_usize..=1000).prop_map(|(kept, hole)| Fault::Cut { kept, hole: hole.min(kept) }),
         1 => (0_usize..=1000).prop_map(|kept| Fault::Cut { kept, hole: 0 }),
-        1 => Just(Fault::Untold),
+        1 => Just(Fault::Unconfirmed),
     ];
     prop_oneof![
         16 => (after(), prop_oneof![1_usize..5, 1_usize..120], 1_u32..4, prop_oneof![Just(0), Just(120), 0_u64..1500])
