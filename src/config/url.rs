@@ -298,7 +298,10 @@ fn check_port(port: &str) -> Result<(), String> {
     match number {
         None => Ok(()),
         Some((digits, Ok(1..))) if digits.bytes().all(|b| b.is_ascii_digit()) => Ok(()),
-        Some(_) => Err("has a port that is not from 1 to 65535, or a password without `@HOST`".to_owned()),
+        Some(_) => {
+            Err("has a port that is not from 1 to 65535, or a password without `@HOST`; write USER:PASSWORD@HOST:PORT"
+                .to_owned())
+        }
     }
 }
 
