@@ -7,6 +7,11 @@
 local REACH_KEPT = 30000000 -- how long the reach stays after the last asker that needed it
 local MOST = 1024
 
+-- The instant that lies a span after another, or the last one that a number can tell from the next.
+local function after(at, span)
+  return math.min(at + span, 9007199254740991)
+end
+
 local function half(span)
   return (span - span % 2) / 2
 end
@@ -34,8 +39,8 @@ end
 -- The begin and the units of what is left of a turn that was not used; nil if it is over, or was discarded. The next
 -- slot is `free`.
 local function left_of(begins, units, spacing, free, turns_end)
-  local ends = begins + units * spacing
-  if ends > turns_end or free + half(spacing) >= ends then
+  local ends = after(begins, units * spacing)
+  if ends > turns_end or after(free, half(spacing)) >= ends then
     return nil
   end
   if free <= begins then
@@ -75,7 +80,7 @@ local function book(now, free, spacing, left, cost, interval, farthest_turn, rea
     -- Where slots lie later than was planned by more than the lead, so does the turn.
     local behind = (free - begins) % spacing
     if lead < behind and behind <= half(spacing) then
-      begins = begins + behind
+      begins = after(begins, behind)
     end
     local x, y = 4 * reach + 5 * spacing, 10 * spacing
     units = math.min(math.max((x - x % y) / y, 1), MOST)
@@ -86,8 +91,8 @@ local function book(now, free, spacing, left, cost, interval, farthest_turn, rea
     from, to = 0, 0
   end
   local vacant = math.max(from, free)
-  if to > 0 and from < begins and vacant + units * spacing <= to + half(spacing) then
-    from = vacant + units * spacing
+  if to > 0 and from < begins and after(vacant, units * spacing) <= after(to, half(spacing)) then
+    from = after(vacant, units * spacing)
     if from >= to then
       from, to = 0, 0
     end
@@ -97,7 +102,7 @@ local function book(now, free, spacing, left, cost, interval, farthest_turn, rea
   if begins > now + farthest_turn or free >= 9007199254740991 then
     return begins, 0, spacing, lead, turns_end, from, to
   end
-  return begins, units, spacing, lead, math.min(begins + units * spacing, 9007199254740991), from, to
+  return begins, units, spacing, lead, after(begins, units * spacing), from, to
 end
 
 -- The next turn of a caller: its begin (-1: none), units (0: it is too far ahead to be booked), spacing and lead; then the
@@ -114,7 +119,7 @@ local function next_turn(now, begins, units, spacing, lead, is_used, goes_on, le
     if left_begins and left > 0 then
       return left_begins, left_units, spacing, lead, turns_end, from, to
     elseif left_begins and not goes_on then
-      return -1, 0, 0, 0, take_back(free, begins, begins + units * spacing, turns_end, from, to)
+      return -1, 0, 0, 0, take_back(free, begins, after(begins, units * spacing), turns_end, from, to)
     end
   end
   if left <= 0 or (goes_on and due and free <= turn_end(now, begins, units, spacing, lead)) then
