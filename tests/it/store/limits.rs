@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use paced::limit::Edges;
-use paced::store::{RedisStore, Store};
+use paced::limit::{Costs, Edges};
+use paced::store::{Asker, NextTurn, RedisStore, Reserve, Scope, Store, Turn};
 use paced::time::{Clock as _, ManualClock, Micros};
 use paced::{
     CheckError, Decision, Limit, LimitSet, Limiter, MemoryStore, Reservation, ReserveError, Shaper,
@@ -258,4 +258,43 @@ async fn work_is_released_at_the_slots_of_its_limits() {
         let slot = Duration::from_millis(300) * u32::try_from(index / 3).unwrap();
         assert!(*at - start >= slot, "{index}: {:?}", *at - start);
     }
+}
+
+/// The turn of a job of so high a cost would end later than the last instant that Redis can tell from the next: in both
+/// stores it ends there, and whoever holds it keeps it.
+#[tokio::test]
+async fn a_turn_that_ends_after_the_last_instant_is_kept_by_both_stores() {
+    // In the year 2065.
+    let start = Micros(3_000_000_000_000_000);
+    let clock = Arc::new(ManualClock::new(start));
+    let interval = 100 * 24 * 3600 * SECOND;
+    let limits =
+        LimitSet::new(vec![Limit::leaky_bucket("pace", "1/100d".parse().unwrap(), 1).unwrap()]).unwrap();
+    let mut turns = Vec::new();
+    for store in on_both(&clock).await {
+        let scope = Scope { downstream: "turns", key: "" };
+        let ask = async |turn: Option<Turn>| {
+            let asker = Asker {
+                turn,
+                reach: SECOND / 10,
+                waiting: 800,
+                own: 1,
+                interval,
+                goes_on: false,
+                farthest: interval * 3,
+            };
+            let call = Reserve::new(scope, &limits, Costs::Each(&[800]), Duration::ZERO);
+            let answer = store.reserve(Reserve { asker: Some(asker), ..call }).await.unwrap();
+            match answer.booking.unwrap().next {
+                NextTurn::At(turn) => turn,
+                other => panic!("{other:?}"),
+            }
+        };
+        store.reserve(Reserve::new(scope, &limits, Costs::Each(&[1]), Duration::ZERO)).await.unwrap();
+        let booked = ask(None).await;
+        assert_eq!(ask(Some(booked)).await, booked);
+        turns.push(booked);
+    }
+    assert_eq!(turns[0], turns[1]);
+    assert!(turns[0].begins.plus(interval * turns[0].units) == Micros::MAX, "{turns:?}");
 }
