@@ -49,9 +49,10 @@ async fn a_message_is_held_for_longer_than_the_broker_usually_waits() {
     } else {
         until("it is taken back", async || !held.ticket.is_live()).await;
     }
-    assert!(amqp.shutdown(LONG).await);
-    // It is there again where it was taken back, for a consumer that has the time to ack it.
+    // A stop that the broker does not end by taking the message back once more; then it is there again, for a consumer that
+    // has the time to ack it.
     set_timeout(rabbit, Duration::from_secs(1800), Duration::from_secs(60)).await;
+    assert!(amqp.shutdown(LONG).await);
     if !lasts {
         let (amqp, mut source) = consuming(options).await;
         ack(next(&mut source).await);
