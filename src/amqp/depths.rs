@@ -70,7 +70,7 @@ struct Seen {
     unroutable: Option<u32>,
     /// The downstreams whose dead letters were changed since they were last looked at.
     outdated: BTreeSet<String>,
-    /// The downstreams whose queues of jobs that wait for a limit were declared since they were last looked at.
+    /// The downstreams whose wait queues (of jobs that wait for a limit) were declared since the last sweep read them.
     declared: BTreeSet<String>,
     asked_at: Option<Instant>,
 }
@@ -92,7 +92,7 @@ impl Depths {
         }
     }
 
-    /// Has those queues of a downstream looked at that jobs wait in for a limit, since they were declared just now.
+    /// Has the next sweep read the wait queues of a downstream, which were declared just now.
     pub(super) fn look_for_waits(&self, downstream: &str) {
         lock(&self.0.seen).declared.insert(downstream.to_owned());
     }

@@ -140,7 +140,7 @@ pub(super) struct Own {
     refused: StdMutex<Refused>,
     /// Held by the one who declares them.
     declaring: Mutex<()>,
-    /// Has them looked at once they exist.
+    /// Reads their lengths once they exist.
     depths: Depths,
 }
 
@@ -200,7 +200,7 @@ impl Own {
         downstream: &str,
     ) -> Result<bool, Error> {
         let _declaring = self.declaring.lock().await;
-        // Whoever waited for another one goes by what that one found.
+        // A task that waited for another one uses the result of that one.
         if self.is_refused() {
             return Ok(false);
         }

@@ -1,10 +1,10 @@
 //! Brings the jobs home that wait for a limit of their downstream, since that has changed.
 //!
-//! They are consumed and rejected: the broker then moves each to the home queue of its downstream, as it does with what has
-//! stayed its time, in their order, and loses none, whatever ends the consumer. A replica does so over the connection that it
-//! consumes over: few bytes are under way there, and what comes is cut.
+//! A replica consumes and rejects them. The broker then moves each job to the home queue of its downstream, as it moves a job
+//! whose stay is over. It keeps their order, and loses none if the consumer ends. The replica uses the connection that it
+//! consumes over: few bytes are under way there, and it cuts the bodies that come.
 //!
-//! Each replica does so when it learns of the change. What came home in vain is parked anew behind the rest; a copy says by
+//! Each replica does so when it learns of the change. A job that came home and cannot go yet is parked anew behind the rest; a copy says by
 //! which versions of the limits it was parked ([`Stay::versions`](crate::dispatch::Stay::versions)), so that replicas which
 //! come later leave it there: a replica ends once enough of them in a row were parked by what it knows.
 //!
@@ -40,13 +40,13 @@ mod replica;
 
 pub(super) use replica::Unparker;
 
-/// How long nothing comes before it is looked whether others took the rest.
+/// After this time without a message, a replica asks the broker whether others took the rest.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// How many downstreams are emptied at a time; each has a channel.
 const AT_ONCE: usize = 4;
 
-/// After so many jobs, or so long, it is another downstream's turn.
+/// After this number of jobs, or this time, it is another downstream's turn.
 const TURN: (u32, Duration) = (10_000, Duration::from_secs(2));
 
 /// Brings the jobs of a downstream home that wait for one of its limits. Returns their number. What is parked meanwhile may

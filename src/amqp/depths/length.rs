@@ -17,7 +17,7 @@ const SELDOM: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(1800
 /// The result of the latest looks at a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It was not looked at yet, or could not be.
+    /// No sweep has read it yet, or none could.
     Unknown,
     Missing,
     /// `last` is what the latest look found, and `believed` what counts.
@@ -58,7 +58,7 @@ impl Length {
         }
     }
 
-    /// Has the queue looked at at the next sweep, since it was declared just now.
+    /// Has the next sweep read the queue, which was declared just now.
     pub(super) const fn declared(&mut self) {
         (self.failures, self.retry_at) = (0, None);
     }

@@ -20,8 +20,8 @@ const PREFETCH: u16 = 32;
 /// memory, and sends them whole. Two messages are under way at the beginning, and one may always be.
 const BYTES: u64 = 4 << 20;
 
-/// After so many in a row that were parked since the change, what follows is taken to have been too. Replicas learn of a
-/// change at different times, so that for a moment such copies and others are parked by turns.
+/// After this number of copies in a row that were parked since the change, the replica assumes the same of all that follow.
+/// Replicas learn of a change at different times: for a moment they park copies by the old limits and by the new ones.
 const KNOWN: u32 = 250;
 
 /// The messages of a queue that came and are not rejected yet, and what is known of those before.
@@ -137,7 +137,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The prefetch after so many messages of this size, and of how many consumers one after another.
+    /// Counts messages of this size, sets the prefetch after them, and returns the number of consumers that it took.
     fn after(group: &mut Group<'_>, prefetch: &mut u16, count: usize, bytes: u64) -> usize {
         let mut consumers = 0;
         for _ in 0..count {

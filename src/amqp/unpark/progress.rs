@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 ///
 /// | state | 0 and 0 | no message, and holders | messages | emptied | missing |
 /// |---|---|---|---|---|---|
-/// | not looked at | `Silent` | `Empty` | `Begun` | | not looked at |
-/// | `Silent` | `Silent` | `Empty` | `Begun` | | not looked at |
-/// | `Begun` | `Begun` | `Empty` | `Begun` | `Empty` | not looked at |
+/// | new | `Silent` | `Empty` | `Begun` | | new |
+/// | `Silent` | `Silent` | `Empty` | `Begun` | | new |
+/// | `Begun` | `Begun` | `Empty` | `Begun` | `Empty` | new |
 ///
-/// An `Empty` one is not looked at any more.
+/// No look follows for an `Empty` one.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     queues: BTreeMap<String, State>,
