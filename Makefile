@@ -1,7 +1,7 @@
 # `make` lists what there is.
 
 CARGO ?= cargo
-FEATURES = redis headers amqp http tls config dispatch demo
+FEATURES = redis amqp http tls config dispatch demo
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/postinst 2>/dev/null || ls .ci/run tests/support/*.sh deploy/*.sh)
 PACKAGES = target/packages
 
@@ -95,13 +95,13 @@ lint-code:
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --test chaos --test page --all-features -- -D warnings
 
-# The example has cargo take the features that tests take, so that no dependency is checked twice.
+# With the features of dependencies that a user's build takes, as lint-features checks them too: none is checked twice.
 lint-docs:
-	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features --lib --example algorithms
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features --lib
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --lib
 
-# What other people depend on, the library with nothing or with its defaults; and each feature that they may choose alone.
-# `failpoints` is for tests, which take all features.
+# What other people depend on, the library with nothing or with its defaults (which are `headers`); and each other feature that
+# they may choose alone. `failpoints` is for tests, which take all features.
 lint-features:
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	$(CARGO) clippy --locked -- -D warnings
