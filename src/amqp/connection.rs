@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
+use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind};
 use tokio::time::Instant;
 
 use super::address::Address;
-use super::error::Error;
+use super::error::{Error, soft};
 use super::guard::{self, Admit, FrameMax, GuardedStream};
 use super::{nodes, socket};
 use crate::lock::lock;
@@ -167,8 +167,26 @@ pub(super) async fn ask<T>(
 }
 
 /// Opens a channel.
+///
+/// lapin keeps the error with which the broker closed a channel, and answers with it when the number of that channel is
+/// used again: as soon as a connection has had as many channels as it may have at a time (2 047 by default). The broker
+/// itself closes the connection if it opens no channel. So an error of a channel means that its number is spent, and the
+/// next one is tried. A connection of which all numbers are spent is closed, for another one to take its place.
 pub(super) async fn channel(connection: &Connection) -> Result<Channel, Error> {
-    ask("opening a channel", connection.create_channel()).await
+    let open = async {
+        loop {
+            match connection.create_channel().await {
+                // Each attempt takes a number, so that this ends.
+                Err(error) if soft(&error).is_some() => {}
+                Err(error) if matches!(error.kind(), ErrorKind::ChannelsLimitReached) => {
+                    let _ = connection.close(200, "no channel is left".into()).await;
+                    return Err(error);
+                }
+                answer => return answer,
+            }
+        }
+    };
+    ask("opening a channel", open).await
 }
 
 /// Opens a channel whose publishes are confirmed.

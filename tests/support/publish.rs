@@ -163,7 +163,11 @@ pub async fn depth(url: &str, queue: &str) -> Option<u32> {
         }
         let (connection, channel) = kept.as_mut()?;
         if !channel.status().connected() {
-            *channel = connection.create_channel().await.expect("a channel");
+            match connection.create_channel().await {
+                Ok(another) => *channel = another,
+                // lapin uses the number of a channel again, but keeps the error that the broker closed it with.
+                Err(_) => (*connection, *channel) = open(&url).await,
+            }
         }
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         // A queue that is missing costs the channel.

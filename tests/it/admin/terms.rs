@@ -15,7 +15,11 @@ pub async fn store(site: &Site) -> RedisStore {
 
 /// Has a later version of paced put its terms in force.
 pub async fn newer_terms(store: &RedisStore) -> String {
-    let record = store.read_record("billing").await.unwrap();
+    // A replica that is ready may be about to write them.
+    let proposed = || async {
+        Some(store.read_record("billing").await.unwrap()).filter(|record| record.terms.is_some())
+    };
+    let record = poll(LONG, proposed).await.expect("terms in the store");
     let text = record.terms.unwrap().replacen("\"version\":2", "\"version\":99", 1);
     assert!(text.contains("\"version\":99"), "{text}");
     let of = record.status.generation;

@@ -142,3 +142,38 @@ async fn attempts_while_the_broker_blocks_are_no_copies() {
     let all = async || depth(&channel, "blocked.jobs.billing").await == 2 + during + 2;
     until("two before, one during, two after", all).await;
 }
+
+/// Whoever publishes to an exchange that is missing costs a channel. The numbers of channels are used again when all have been
+/// used, and then nobody else fails for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn channels_that_the_broker_has_closed_keep_nobody_from_publishing() {
+    const CHANNELS: usize = 48;
+    let node = NodeForFaults::lock().await;
+    let rabbit: &Rabbit = &node;
+    rabbit.eval(&format!("application:set_env(rabbit, channel_max, {CHANNELS})")).await;
+    let amqp = Amqp::publishing(options(rabbit, "spent")).await.unwrap();
+    let publisher = amqp.publisher();
+    let mut lost = 0;
+    for number in 0..3 * CHANNELS {
+        let publish = |exchange| {
+            let publisher = &publisher;
+            let body = Bytes::from(number.to_string());
+            async move { publisher.publish_routed(exchange, "billing", BasicProperties::default(), &body).await }
+        };
+        within("a refusal", publish("spent.missing")).await.unwrap_err();
+        until("the next one is published", async || match publish("spent.jobs").await {
+            Ok(()) => true,
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                lost += 1;
+                false
+            }
+        })
+        .await;
+    }
+    rabbit.eval("application:set_env(rabbit, channel_max, 2047)").await;
+    let (_connection, channel) = open(&rabbit.url()).await;
+    assert_eq!(depth(&channel, "spent.jobs.billing").await, 3 * CHANNELS as u32);
+    // Each connection serves all that its numbers are good for before the next one takes its place.
+    assert!(lost <= 2 * 4, "{lost} publishes had to be made again");
+}
