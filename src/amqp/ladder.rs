@@ -30,9 +30,10 @@ pub(super) struct Rung(u8);
 
 impl Rung {
     /// The rung for a message that must wait for this long. What is left after its stay is at least an eighth of the
-    /// wait, or five units. `None` if no stay is short enough.
+    /// wait, or five units. After a wait of a unit, or a little more, it may be less: a message that does not stay comes back at
+    /// once, and would be parked again and again. `None` if no stay is short enough.
     pub(super) fn below(wait: Duration, unit: Duration) -> Option<Self> {
-        let spare = (wait / SPARE).min(unit * MOST_SPARE);
+        let spare = (wait / SPARE).min(unit * MOST_SPARE).min(wait.saturating_sub(unit));
         let units = (wait - spare).as_nanos() / unit.as_nanos().max(1);
         let power = units.checked_ilog2()?;
         Some(Self(u8::try_from(power).unwrap_or(HIGHEST).min(HIGHEST)))
@@ -79,8 +80,9 @@ mod tests {
     fn a_stay_ends_before_the_wait() {
         for (wait, stay) in [
             (0.0, None),
-            (1.0, None),
-            (1.14, None),
+            (0.99, None),
+            (1.0, Some(1)),
+            (1.14, Some(1)),
             (1.15, Some(1)),
             (2.0, Some(1)),
             (2.3, Some(2)),

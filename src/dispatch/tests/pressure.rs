@@ -65,9 +65,10 @@ impl Broker {
     }
 }
 
-/// The longest stay, of a power of two in seconds, that leaves an eighth of the wait or five seconds.
+/// The longest stay, of a power of two in seconds, that leaves an eighth of the wait or five seconds; less where the wait is
+/// little more than a second.
 fn longest_stay(wait: Duration) -> Duration {
-    let seconds = (wait - (wait / 8).min(5 * S)).as_secs();
+    let seconds = (wait - (wait / 8).min(5 * S).min(wait.saturating_sub(S))).as_secs();
     seconds.checked_ilog2().map_or(Duration::ZERO, |power| S * (1 << power))
 }
 
@@ -159,6 +160,18 @@ async fn a_short_wait_is_held_and_so_is_any_where_places_are_free() {
     bench.publish_many(0..10);
     bench.ledger.count(28).await;
     assert_eq!(stays(&bench).len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_of_little_more_than_a_second_is_one_stay() {
+    let (mut bench, mut broker) = (bench("100/s", 100), Broker::default());
+    bench.options.hold_max = S;
+    broker.publish(&bench, not_before("far", Duration::from_millis(3140)));
+    let start = Instant::now();
+    let _running = bench.start();
+    broker.work(&bench, |ended| ended >= 1).await;
+    assert_eq!(stays(&bench).len(), 2, "of two seconds, and of the second that is left: {:?}", bench.ledger);
+    assert!(bench.sink.millis(start)[0] >= 3139);
 }
 
 #[tokio::test(start_paused = true)]

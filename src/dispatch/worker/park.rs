@@ -31,7 +31,10 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(60);
 const LANE_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 const PRESSED_SCAN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The shortest wait that is worth parking: the shortest stay takes a second, and what is left of a wait is held.
+/// The shortest stay in the broker. A job that is parked for less comes back at once.
+const SHORTEST_STAY: Duration = Duration::from_secs(1);
+
+/// The shortest wait that is worth parking: what is left of it after the shortest stay is held.
 const SHORTEST_WAIT: Duration = Duration::from_secs(2);
 
 /// The most rounds of one scan where lanes are made by keys: one for what waits for longer than `hold_max`, and one to free
@@ -246,7 +249,9 @@ impl Worker {
             look_again = now + patience;
         }
         due = entry.due_or_end(due);
-        if entry.may_wait_elsewhere() && due > now + patience / 2 {
+        // The end of the job may be near.
+        let shortest = (patience / 2).max(SHORTEST_STAY).min(patience);
+        if entry.may_wait_elsewhere() && due > now + shortest {
             self.park(due, entry.hold.reason, entry);
         } else {
             // It must not be checked again in each turn of the loop.

@@ -54,6 +54,24 @@ async fn a_slow_plan_keeps_what_it_releases_soon_and_parks_the_rest_one_after_th
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_job_that_ends_within_a_second_is_held() {
+    let window = Limit::first_hit_window("plan.free.window", 1, Duration::from_secs(3600)).unwrap();
+    let mut bench = bench("100/s", vec![("free", window)]);
+    bench.options.hold_max = Duration::from_secs(1);
+    bench.tickets.parking = ScriptedParking::Done;
+    publish(&bench, "free", 1);
+    let _running = bench.start();
+    bench.sink.arrived(1).await;
+    let deadline = i128::from(wall_now().plus(Duration::from_millis(900)).0 / 1000);
+    let mut ends = on("free", message("ends"));
+    ends.headers.push(("paced-deadline".to_owned(), Value::Integer(deadline)));
+    bench.publish(ends);
+    bench.ledger.count(2).await;
+    // It is parked nowhere before.
+    assert_eq!(bench.ledger.letter("ends").reason, Reason::Expired);
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_limits_police_nothing_is_parked_for_them() {
     let mut bench = bench("100/s", vec![("slow", leaky("plan.slow.l", "1/min", 1))]);
     bench.options.on_limit = OnLimit::Reject;
