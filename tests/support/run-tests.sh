@@ -101,7 +101,7 @@ quick)
 *)
     [ "$mode" = all ] || noise
     phase unit --config "$runner" --lib --bins
-    # Most of their time these two wait for servers, each for its own. (Two counts of tests on a terminal are one too many.)
+    # These two wait for servers most of their time, each for its own. Only the second shows its progress on a terminal.
     phase bytes --config "$runner" --test bytes 2>/dev/null &
     bytes=$!
     started="$started $bytes"

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// | `Silent` | `Silent` | `Empty` | `Begun` | | new |
 /// | `Begun` | `Begun` | `Empty` | `Begun` | `Empty` | new |
 ///
-/// No look follows for an `Empty` one.
+/// A replica does not ask for an `Empty` one again.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     queues: BTreeMap<String, State>,

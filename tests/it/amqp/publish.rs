@@ -143,8 +143,8 @@ async fn attempts_while_the_broker_blocks_are_no_copies() {
     until("two before, one during, two after", all).await;
 }
 
-/// Whoever publishes to an exchange that is missing costs a channel. The numbers of channels are used again when all have been
-/// used, and then nobody else fails for it.
+/// The broker closes the channel of each publish to a missing exchange. A connection uses the number of that channel again
+/// after all other numbers. Other publishes still succeed then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn channels_that_the_broker_has_closed_keep_nobody_from_publishing() {
     const CHANNELS: usize = 48;

@@ -261,7 +261,7 @@ async fn work_is_released_at_the_slots_of_its_limits() {
 }
 
 /// The turn of a job of so high a cost would end later than the last instant that Redis can tell from the next: in both
-/// stores it ends there, and whoever holds it keeps it.
+/// stores it ends there, and its holder keeps it.
 #[tokio::test]
 async fn a_turn_that_ends_after_the_last_instant_is_kept_by_both_stores() {
     // In the year 2065.
