@@ -62,7 +62,7 @@ impl Lock {
         if is_new && let Err(error) = keep_owner(&lock.file, path) {
             // The owner could not open it. A process that has opened it meanwhile finds that it is gone.
             let _ = fs::remove_file(&lock.name);
-            return Err(LockError::System { file: lock.name, error });
+            return Err(LockError::System { file: lock.name.clone(), error });
         }
         // People alone read it, and what a full disk means is said by the next write.
         let _ = lock.name_holder();
@@ -79,14 +79,14 @@ impl Lock {
     fn of(name: PathBuf, file: File) -> Result<Self, LockError> {
         let lock = Self { name, file };
         if !lock.file.metadata().is_ok_and(|data| is_plain(&data)) {
-            return Err(LockError::NotPlain(lock.name));
+            return Err(LockError::NotPlain(lock.name.clone()));
         }
         match try_lock(&lock.file).and_then(|()| lock.check()) {
             Ok(()) => Ok(lock),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                Err(LockError::Held { holder: lock.holder(), lock: lock.name })
+                Err(LockError::Held { holder: lock.holder(), lock: lock.name.clone() })
             }
-            Err(error) => Err(LockError::System { file: lock.name, error }),
+            Err(error) => Err(LockError::System { file: lock.name.clone(), error }),
         }
     }
 
@@ -116,6 +116,13 @@ impl Lock {
         Err(io::Error::other(format!(
             "{lock} was removed or replaced, so that another process may use the store too; restart this one"
         )))
+    }
+}
+
+/// A process that was forked and has not yet started its program has the file open, too: so closing it is not enough.
+impl Drop for Lock {
+    fn drop(&mut self) {
+        unlock(&self.file);
     }
 }
 
@@ -254,6 +261,16 @@ fn try_lock(_: &File) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "files are locked on Unix systems alone"))
 }
 
+/// Unlocks the file, for all who have inherited it as well. Where that fails, closing it does the same.
+#[cfg(unix)]
+fn unlock(file: &File) {
+    use rustix::fs::{FlockOperation, flock};
+    let _ = flock(file, FlockOperation::Unlock);
+}
+
+#[cfg(not(unix))]
+const fn unlock(_: &File) {}
+
 pub(super) fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
@@ -287,6 +304,18 @@ mod tests {
         }
         let error = Lock::take(&folder.path().join("none/pace")).unwrap_err();
         assert!(matches!(error, LockError::System { .. }), "{error}");
+    }
+
+    /// As between the fork and the start of a program, which closes the file.
+    #[test]
+    fn it_is_released_while_another_process_has_inherited_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pace");
+        let held = Lock::take(&path).unwrap();
+        let inherited = held.file.try_clone().unwrap();
+        drop(held);
+        assert!(Lock::take(&path).is_ok());
+        drop(inherited);
     }
 
     #[test]
