@@ -152,6 +152,7 @@ fn options_of(downstream: String, rate: u32, window: u16) -> Result<Options, Str
         hold_max: Duration::from_secs(60),
         on_unavailable: OnUnavailable::Hold,
         revision: None,
+        proposes_limits: true,
         prefetch: window,
         rules: Rules {
             max_body: 1024,

@@ -26,10 +26,12 @@ use crate::telemetry;
 use bar::Bar;
 use files::{Files, Total};
 use reports::{Closing, Wanted};
+use shared::Shared;
 
 mod bar;
 mod files;
 mod reports;
+mod shared;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -40,6 +42,9 @@ pub(super) struct Args {
     /// in its queue are not taken
     #[arg(long, value_name = "NAME", conflicts_with_all = ["rate", "to", "on_limit", "encoded_slash", "max_cost", "concurrency", "timeout", "max_attempts"])]
     downstream: Option<String>,
+    /// Puts the limits of the configuration in force for all daemons, if others are. Without it the command ends then
+    #[arg(long, requires = "downstream")]
+    force_limits: bool,
     /// What happens to a job that the rate does not allow at once
     #[arg(long, default_value = "wait", value_name = "wait|reject", value_parser = on_limit)]
     on_limit: OnLimit,
@@ -94,9 +99,6 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long the end waits for the number of entries of the input.
 const LAST_COUNT: Duration = Duration::from_secs(1);
 
-/// How long the end waits for the store to write what it keeps.
-const LAST_LEASES: Duration = Duration::from_secs(10);
-
 impl Args {
     /// The form of the input.
     fn format(&self) -> Format {
@@ -123,8 +125,14 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
         (0, _) => Wanted::All,
         _ => Wanted::Nothing,
     };
+    let opening = async {
+        let files = files::open(&args, wanted == Wanted::Nothing).await?;
+        // Last, so that no limits come into force for jobs that cannot be read.
+        shared::agree(shared.as_ref()).await?;
+        Ok::<_, Exit>(files)
+    };
     let opened = tokio::select! {
-        opened = files::open(&args, wanted == Wanted::Nothing) => opened,
+        opened = opening => opened,
         // Stdin has not had a line.
         _ = signals.next() => Err(out::fail(Exit::Failed, "stopped before anything was sent")),
     };
@@ -148,7 +156,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     bar.clear();
     let (cut_off, totals, ended) = match end {
         End::Ended(_, Err(error)) => {
-            finish(shared).await;
+            shared::finish(shared).await;
             return Err(unwritten(&error));
         }
         End::Ended(drained, Ok(totals)) => {
@@ -163,21 +171,8 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
         let total = known(&total, &progress).await;
         telemetry::note(format_args!("paced: {}", Closing { totals, total, cut_off }));
     }
-    finish(shared).await;
+    shared::finish(shared).await;
     ended
-}
-
-/// Ends the use of the store: nothing is lost then of what was leased of the limits. A store that does not answer does not
-/// keep the process from its end.
-async fn finish(store: Option<Arc<dyn Store>>) {
-    let Some(store) = store else { return };
-    match tokio::time::timeout(LAST_LEASES, store.finish()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => out::say(format_args!("paced: {error}")),
-        Err(_) => {
-            out::say("paced: the store was not closed in time: what was leased of the limits may be lost");
-        }
-    }
 }
 
 /// The exit of work that ended in order.
@@ -270,15 +265,15 @@ struct Way {
     rules: Rules,
     /// The limits, and their store if it belongs to this command alone.
     charged: (LimitSet, Option<Arc<MemoryStore>>),
-    /// The store of the settings, if it has the pace.
-    shared: Option<Arc<dyn Store>>,
+    /// What is shared with the daemons, if the store of the settings has the pace.
+    shared: Option<Shared>,
 }
 
 impl Way {
     /// To a URL at a rate, or to a downstream of the configuration.
     fn of(global: &Global, args: &Args) -> Result<Self, Exit> {
         if let Some(name) = &args.downstream {
-            return Self::to_downstream(global, name);
+            return Self::to_downstream(global, name, args.force_limits);
         }
         // Both are required without a downstream.
         let (Some(rate), Some(url)) = (args.rate, &args.to) else { return Err(Exit::Usage) };
@@ -289,7 +284,7 @@ impl Way {
         Ok(Self { dispatcher, rules, charged: (limits, Some(store)), shared: None })
     }
 
-    fn to_downstream(global: &Global, name: &str) -> Result<Self, Exit> {
+    fn to_downstream(global: &Global, name: &str, force: bool) -> Result<Self, Exit> {
         let mut settings = parts::load(global)?.settings;
         // The reply of a job is its outcome, and goes to no queue.
         settings.reply.allow = vec![String::new()];
@@ -299,10 +294,11 @@ impl Way {
             return Err(out::fail(Exit::Usage, problem));
         }
         let (store, _) = daemon::store(&settings, true).map_err(out::failed)?;
-        let dispatcher =
+        let (dispatcher, own) =
             daemon::single(&settings, name, downstream, Arc::clone(&store)).map_err(out::failed)?;
         let rules = daemon::rules(&settings, downstream);
-        Ok(Self { dispatcher, rules, charged: (downstream.limits.clone(), None), shared: Some(store) })
+        let shared = Shared { store, downstream: name.to_owned(), own, force };
+        Ok(Self { dispatcher, rules, charged: (downstream.limits.clone(), None), shared: Some(shared) })
     }
 }
 
@@ -364,6 +360,7 @@ fn dispatcher(
         // The store is in this process, so it is never away.
         on_unavailable: OnUnavailable::Hold,
         revision: None,
+        proposes_limits: true,
         prefetch: u16::MAX,
         // Nobody else waits for its slots, and a second signal is to find nothing but requests in flight.
         linger: Duration::ZERO,

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use paced::amqp::{self, Amqp};
 use paced::config::{Downstream, Loaded, Settings, Sources};
-use paced::dispatch::Dispatcher;
+use paced::dispatch::{Dispatcher, Options};
 use paced::job::PlanRules;
 use paced::limit::{Limit, rate_text};
 use paced::sink::http::HttpError;
 use paced::store::Store;
-use paced::terms::Replica;
+use paced::terms::{Replica, Terms};
 use paced::time::wall_now;
 use paced::tls::ServerTls;
 use tokio::net::TcpListener;
@@ -213,8 +213,9 @@ fn dispatchers(
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
     for (name, downstream) in &settings.downstreams {
         let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
+        let options = parts::options(settings, name, downstream);
         let built = shared(name, downstream, &mut clients, handles)
-            .and_then(|shared| parts::dispatcher(settings, (name, downstream), shared, store, clock));
+            .and_then(|shared| parts::dispatcher(options, &downstream.http, shared, store, clock));
         let (dispatcher, target) =
             built.map_err(|error| Error::setting(format!("downstreams.{name}"), error))?;
         targets.push((name.clone(), target));
@@ -223,8 +224,8 @@ fn dispatchers(
     Ok((dispatchers, Secrets::new(targets)))
 }
 
-/// The dispatcher of one downstream for jobs that are not from the broker and cannot be parked there: by the limits and the
-/// store of the settings.
+/// The dispatcher of one downstream for jobs that are not from the broker and cannot be parked there: by the limits in force
+/// in the store. The limits of the settings, as terms, are not proposed to the replicas.
 ///
 /// # Errors
 /// A part cannot be made of its settings.
@@ -233,15 +234,14 @@ pub(crate) fn single(
     name: &str,
     downstream: &Downstream,
     store: Arc<dyn Store>,
-) -> Result<Dispatcher, Error> {
-    let mut downstream = downstream.clone();
-    downstream.hold_max = Duration::MAX;
-    downstream.queue.prefetch = u16::MAX;
-    let clock = parts::clock(settings.precision);
-    let built = shared(name, &downstream, &mut Clients::default(), &mut Handles::default())
-        .and_then(|shared| parts::dispatcher(settings, (name, &downstream), shared, store, clock));
+) -> Result<(Dispatcher, Terms), Error> {
+    let options = parts::options(settings, name, downstream);
+    let options = Options { hold_max: Duration::MAX, prefetch: u16::MAX, proposes_limits: false, ..options };
+    let (own, clock) = (options.terms(), parts::clock(settings.precision));
+    let built = shared(name, downstream, &mut Clients::default(), &mut Handles::default())
+        .and_then(|shared| parts::dispatcher(options, &downstream.http, shared, store, clock));
     let setting = |error| Error::setting(format!("downstreams.{name}"), error);
-    built.map(|(dispatcher, _)| dispatcher).map_err(setting)
+    built.map(|(dispatcher, _)| (dispatcher, own)).map_err(setting)
 }
 
 /// The TLS of a downstream and its client of OAuth2, which others may have too.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::amqp;
-use paced::config::{Downstream, Settings};
+use paced::config::{Downstream, Http, Settings};
 use paced::dispatch::{Dispatcher, Options, Precision, ReleaseClock, ThreadClock, TokioClock};
 use paced::job::{JobLanes, ReplyRules, Rules};
 use paced::sink::http::{HttpError, HttpOptions, HttpSink, OAuth2Client, Target, TargetTexts};
@@ -130,6 +130,7 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         hold_max: downstream.hold_max,
         on_unavailable: downstream.on_unavailable,
         revision: downstream.revision,
+        proposes_limits: true,
         prefetch: downstream.queue.prefetch,
         rules: rules(settings, downstream),
         linger: LINGER,
@@ -146,15 +147,14 @@ pub(super) struct Shared {
     pub(super) client: Option<OAuth2Client>,
 }
 
-/// The dispatcher of one downstream, and where its requests go.
+/// The dispatcher of a downstream with these options, and where its requests go.
 pub(super) fn dispatcher(
-    settings: &Settings,
-    (name, downstream): (&str, &Downstream),
+    options: Options,
+    http: &Http,
     shared: Shared,
     store: Arc<dyn Store>,
     clock: Arc<dyn ReleaseClock>,
 ) -> Result<(Dispatcher, Target), HttpError> {
-    let http = &downstream.http;
     let TargetTexts { base_url, proxy, headers } = secrets::texts(http);
     let mut sink = HttpSink::new(HttpOptions {
         base_url,
@@ -165,13 +165,13 @@ pub(super) fn dispatcher(
         tls: shared.tls,
         proxy,
     })?;
-    if let Some(files) = secrets::files(name, http) {
+    if let Some(files) = secrets::files(&options.downstream, http) {
         sink = sink.reading_again(files);
     }
     if let Some(client) = shared.client {
         sink = sink.with_tokens_of(client);
     }
     let target = sink.target();
-    let dispatcher = Dispatcher::new(options(settings, name, downstream), store, Arc::new(sink), clock);
+    let dispatcher = Dispatcher::new(options, store, Arc::new(sink), clock);
     Ok((dispatcher, target))
 }

@@ -88,6 +88,9 @@ pub struct Options {
     pub on_unavailable: OnUnavailable,
     /// The revision of the file that the limits come from: a lower one never replaces a higher one.
     pub revision: Option<u64>,
+    /// Whether the start puts the limits in force for all replicas, as that of a replica does. Otherwise it follows those in
+    /// force, and its own count only where the store has none.
+    pub proposes_limits: bool,
     /// The most messages that the source hands out unsettled; fewer where the limits do not release as many
     /// soon, see [`window`].
     pub prefetch: u16,

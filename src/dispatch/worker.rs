@@ -117,7 +117,8 @@ impl Worker {
 
     fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let Dispatcher { options, store, sink, board, peers, .. } = parts;
-        let mut engine = Engine::new(options.settings(), store).with_peers(peers).opening_connections();
+        let engine = Engine::new(options.settings(), store).with_peers(peers).opening_connections();
+        let mut engine = if options.proposes_limits { engine } else { engine.without_proposing() };
         let preflight = Preflight {
             cancelled: engine.follow_cancellations(),
             gate: Arc::clone(engine.release().gate()),

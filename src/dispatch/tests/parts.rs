@@ -109,6 +109,7 @@ impl Bench {
                 hold_max: Duration::from_secs(60),
                 on_unavailable: OnUnavailable::Hold,
                 revision: None,
+                proposes_limits: true,
                 prefetch: 1000,
                 rules: rules(),
                 linger: Duration::from_millis(250),

@@ -97,6 +97,37 @@ async fn a_reload_at_one_replica_changes_the_pace_of_all() {
     }
 }
 
+/// As one does that sends the jobs of a file, which may be an old one.
+#[tokio::test(start_paused = true)]
+async fn a_dispatcher_that_does_not_propose_its_limits_follows_those_in_force() {
+    let [mut replica, mut other, ..] = replicas("20/s", 200);
+    let start = Instant::now();
+    let _first = replica.start();
+    tokio::time::sleep(SECOND).await;
+    let generation = look(&replica).await.status.generation;
+    (other.options.limits, other.options.proposes_limits) = (limits("200/s"), false);
+    let _second = other.start();
+    tokio::time::sleep(2 * SECOND).await;
+    assert_eq!(look(&replica).await.status.generation, generation, "it writes no limits");
+    assert_eq!(in_force(&replica).await.limits(), &limits("20/s"));
+    assert!(between(&other.sink.millis(start), 1000, 3000) > 5, "it has its share of the pace");
+    let all = all_millis(&[replica, other], start);
+    assert!(between(&all, 0, 3000) <= 61, "{all:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_that_are_not_proposed_count_where_there_are_no_others() {
+    let mut alone = Bench::new("20/s", QUICK);
+    alone.options.proposes_limits = false;
+    alone.publish_many(0..100);
+    let start = Instant::now();
+    let _running = alone.start();
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(in_force(&alone).await.limits(), &limits("20/s"));
+    let sent = alone.sink.millis(start).len();
+    assert!((19..=21).contains(&sent), "{sent}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_that_sleeps_for_a_minute_wakes_to_a_higher_rate() {
     let mut benches = replicas("1/m", 10);

@@ -162,11 +162,15 @@ impl<W: Waiter> Engine<W> {
         self
     }
 
-    /// Continues as the replica of a previous engine that ended. Since it is no start, it follows the limits in force
-    /// instead of proposing its own.
+    /// Continues as the replica of a previous engine that ended. Since it is no start, it does not propose its limits.
     pub(crate) fn continuing_as(mut self, replica: Arc<str>) -> Self {
         self.terms.cooling_mut().set_replica(Arc::clone(&replica));
         self.pacing.set_replica(replica);
+        self.without_proposing()
+    }
+
+    /// Follows the limits in force instead of proposing its own, unless the store has none.
+    pub(crate) fn without_proposing(mut self) -> Self {
         self.terms.do_not_propose();
         self
     }

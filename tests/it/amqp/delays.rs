@@ -82,6 +82,7 @@ fn dispatcher(sink: Arc<NotingSink>) -> Dispatcher {
         hold_max: HOLD_MAX,
         on_unavailable: OnUnavailable::Hold,
         revision: None,
+        proposes_limits: true,
         prefetch: 100,
         rules: Rules {
             max_body: 1024,

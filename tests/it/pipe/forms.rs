@@ -257,6 +257,33 @@ async fn a_pipe_uses_the_limits_of_a_downstream() {
     assert_eq!(replica.stop().await, 0);
 }
 
+/// A pipe with an old file changes nothing for the daemons, unless it is told to.
+#[tokio::test]
+async fn a_pipe_with_other_limits_than_those_in_force_sends_nothing() {
+    let site = Site::shared("others", "rate = '50/s'").await;
+    let replica = site.replica().await;
+    site.publish(Job::many("queued", 1)).await;
+    site.api.wait_for(1, LONG).await;
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("jobs.ndjson");
+    std::fs::write(&file, "{\"id\": \"piped\"}\n").unwrap();
+    let old = ["--set", "downstreams.billing.rate=20/s", "pipe", "--downstream", "billing"];
+    let run = async |more: &[&str]| site.cli(&[&old[..], more, &[file.to_str().unwrap()]].concat()).await;
+    let refused = run(&[]).await;
+    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""), "{}", refused.stderr);
+    let changes = "leaky-bucket-0 50/s → 20/s";
+    assert!(
+        refused.stderr.contains(changes) && refused.stderr.contains("--force-limits"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(site.api.count(), 1, "nothing was sent");
+    let forced = run(&["--force-limits"]).await;
+    assert_eq!((forced.code, outcomes(&forced.stdout).len()), (0, 1), "{}", forced.stderr);
+    replica.wait_line("limits changed", LONG).await;
+    assert_eq!(replica.stop().await, 0);
+}
+
 #[tokio::test]
 async fn a_failure_is_reported_once_and_not_without_bound() {
     let api = Api::start();
