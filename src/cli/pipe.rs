@@ -11,7 +11,7 @@ use paced::dispatch::{
     Dispatcher, Drained, OnLimit, OnUnavailable, Options, Precision, RetryPolicy, max_cost,
 };
 use paced::job::{JobLanes, METHODS, ReplyRules, Rules};
-use paced::pipe::{self, Format, PipeOptions, Progress, Totals};
+use paced::pipe::{self, BadInput, Format, PipeOptions, Progress, Totals};
 use paced::sink::http::{HttpOptions, HttpSink};
 use paced::sink::{AnswerPolicy, Statuses};
 use paced::store::Store;
@@ -178,7 +178,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
 /// The exit of work that ended in order.
 const fn exit(drained: Drained, totals: &Totals, is_left: bool) -> Result<(), Exit> {
     match drained.unfinished {
-        _ if totals.mismatched => Err(Exit::Usage),
+        _ if matches!(totals.bad_input, Some(BadInput::Mismatched)) => Err(Exit::Usage),
         0 if totals.is_clean() && !is_left => Ok(()),
         0 => Err(Exit::Failed),
         _ => Err(Exit::Undrained),

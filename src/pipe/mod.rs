@@ -29,7 +29,7 @@ use crate::job::{Reason, Rules};
 pub use history::Releases;
 pub use lines::{Line, Lines};
 pub use outcome::OutcomeWriter;
-pub use progress::{Progress, Totals};
+pub use progress::{BadInput, Before, Progress, Totals};
 pub use recognise::{Unreadable, Whole, recognise};
 pub use records::{Format, OpenError, Records};
 pub use resume::{Mismatch, Outcomes, ResumeError, Resumed, resume, survey};

@@ -29,13 +29,22 @@ pub(super) struct Record {
     pub(super) line: u64,
     pub(super) id: String,
     pub(super) cost: u32,
-    /// The reason of a failure; `None` if the job was delivered.
-    pub(super) reason: Option<Reason>,
+    pub(super) ending: Ending,
     pub(super) report: Report,
     /// The body of the answer.
     pub(super) body: AnswerBody,
     #[expect(dead_code, reason = "held, then dropped")]
     pub(super) place: Place,
+}
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Delivered,
+    /// The failure is final.
+    Failed(Reason),
+    /// An operator cancelled it.
+    Cancelled,
 }
 
 /// A job's place in the window, and the bytes of its body there.
@@ -120,12 +129,13 @@ impl AnswerBody {
 
 impl Record {
     pub(super) fn kind(&self) -> Kind {
-        match self.reason {
-            None => Kind::Delivered,
-            Some(Reason::Rejected) => Kind::Rejected,
+        match self.ending {
+            Ending::Delivered => Kind::Delivered,
+            Ending::Cancelled => Kind::Cancelled,
+            Ending::Failed(Reason::Rejected) => Kind::Rejected,
             // The same reason after an attempt is the sink's verdict.
-            Some(reason) if reason.is_rejection() && self.report.attempts == 0 => Kind::Rejected,
-            Some(_) => Kind::Dead,
+            Ending::Failed(reason) if reason.is_rejection() && self.report.attempts == 0 => Kind::Rejected,
+            Ending::Failed(_) => Kind::Dead,
         }
     }
 
@@ -134,7 +144,10 @@ impl Record {
             line: self.line,
             id: &self.id,
             outcome: self.kind(),
-            reason: self.reason.map(Reason::as_str),
+            reason: match self.ending {
+                Ending::Failed(reason) => Some(reason.as_str()),
+                Ending::Delivered | Ending::Cancelled => None,
+            },
             status: self.report.status,
             attempts: self.report.attempts,
             released_at: self.report.released_at.and_then(rfc3339),

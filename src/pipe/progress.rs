@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::Serialize;
 
+use super::resume::Done;
+
 /// The values of `outcome`.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -12,6 +14,7 @@ pub(super) enum Kind {
     Delivered,
     Dead,
     Rejected,
+    Cancelled,
 }
 
 /// Counts that grow while jobs end.
@@ -20,17 +23,31 @@ pub struct Progress(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    delivered: AtomicU64,
-    dead: AtomicU64,
-    rejected: AtomicU64,
+    settled: SettledCounts,
+    before: BeforeCounts,
     skipped: AtomicU64,
     returned: AtomicU64,
-    resumed: AtomicU64,
     /// Jobs that the source has handed out.
     handed_out: AtomicU64,
     /// Outcomes that are written.
     written: AtomicU64,
     input: Input,
+}
+
+/// Jobs that have an outcome.
+#[derive(Debug, Default)]
+struct SettledCounts {
+    delivered: AtomicU64,
+    dead: AtomicU64,
+    rejected: AtomicU64,
+    cancelled: AtomicU64,
+}
+
+/// Jobs that are not sent, since earlier runs were done with them.
+#[derive(Debug, Default)]
+struct BeforeCounts {
+    delivered: AtomicU64,
+    cancelled: AtomicU64,
 }
 
 /// The state of the input.
@@ -52,16 +69,22 @@ impl Progress {
     /// The counts now.
     pub fn totals(&self) -> Totals {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        let Counts { settled, before, skipped, returned, input, .. } = &*self.0;
         Totals {
-            delivered: read(&self.0.delivered),
-            dead: read(&self.0.dead),
-            rejected: read(&self.0.rejected),
-            skipped: read(&self.0.skipped),
-            returned: read(&self.0.returned),
-            resumed: read(&self.0.resumed),
-            blank: read(&self.0.input.blank),
-            unreadable: self.0.input.unreadable.load(Ordering::Relaxed),
-            mismatched: self.0.input.mismatched.load(Ordering::Relaxed),
+            delivered: read(&settled.delivered),
+            dead: read(&settled.dead),
+            rejected: read(&settled.rejected),
+            cancelled: read(&settled.cancelled),
+            skipped: read(skipped),
+            returned: read(returned),
+            before: Before { delivered: read(&before.delivered), cancelled: read(&before.cancelled) },
+            blank: read(&input.blank),
+            bad_input: match (is(&input.mismatched), is(&input.unreadable)) {
+                (true, _) => Some(BadInput::Mismatched),
+                (false, true) => Some(BadInput::Unreadable),
+                (false, false) => None,
+            },
         }
     }
 
@@ -82,7 +105,7 @@ impl Progress {
     pub fn entries(&self) -> Option<u64> {
         let totals = self.totals();
         let taken = self.0.handed_out.load(Ordering::Relaxed) + self.waiting();
-        let read = taken + totals.resumed + totals.skipped;
+        let read = taken + totals.before.all() + totals.skipped;
         self.0.input.ended.load(Ordering::Relaxed).then_some(read)
     }
 
@@ -93,9 +116,10 @@ impl Progress {
 
     pub(super) fn settled(&self, kind: Kind) {
         let count = match kind {
-            Kind::Delivered => &self.0.delivered,
-            Kind::Dead => &self.0.dead,
-            Kind::Rejected => &self.0.rejected,
+            Kind::Delivered => &self.0.settled.delivered,
+            Kind::Dead => &self.0.settled.dead,
+            Kind::Rejected => &self.0.settled.rejected,
+            Kind::Cancelled => &self.0.settled.cancelled,
         };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -108,8 +132,13 @@ impl Progress {
         self.0.returned.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn resumed(&self) {
-        self.0.resumed.fetch_add(1, Ordering::Relaxed);
+    /// A job that an earlier run was done with.
+    pub(super) fn done_before(&self, done: Done) {
+        let count = match done {
+            Done::Delivered => &self.0.before.delivered,
+            Done::Cancelled => &self.0.before.cancelled,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn handed_out(&self) {
@@ -160,45 +189,70 @@ pub struct Totals {
     pub dead: u64,
     /// Jobs that were refused, either before any release or by limits that police.
     pub rejected: u64,
+    /// Jobs that an operator cancelled.
+    pub cancelled: u64,
     /// Lines that are no job.
     pub skipped: u64,
     /// Jobs that were read and then given up, because the pipe was stopped: some of them may have
     /// been sent.
     pub returned: u64,
-    /// Jobs that an earlier run delivered.
-    pub resumed: u64,
+    /// Jobs that are not sent, since earlier runs were done with them.
+    pub before: Before,
     /// Rows of a table without any text, which are passed over.
     pub blank: u64,
-    /// Whether the input broke off.
-    pub unreadable: bool,
-    /// Whether the input is not that of the outcomes to go on from.
-    pub mismatched: bool,
+    /// What is wrong with the input as a whole.
+    pub bad_input: Option<BadInput>,
+}
+
+/// Jobs that earlier runs were done with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Jobs that were delivered.
+    pub delivered: u64,
+    /// Jobs that an operator cancelled.
+    pub cancelled: u64,
+}
+
+impl Before {
+    const fn all(self) -> u64 {
+        self.delivered + self.cancelled
+    }
+}
+
+/// What is wrong with an input as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadInput {
+    /// It broke off.
+    Unreadable,
+    /// It is not that of the outcomes to go on from.
+    Mismatched,
 }
 
 impl Totals {
     /// Jobs that have an outcome.
     pub const fn settled(&self) -> u64 {
-        self.delivered + self.dead + self.rejected
+        self.delivered + self.dead + self.rejected + self.cancelled
     }
 
-    /// Lines that are done with: they have an outcome, in this run or of a delivery before it, or are no job.
+    /// Lines that are done with: they have an outcome of this run, or one that an earlier run was done with, or are no job.
     pub const fn done(&self) -> u64 {
-        self.settled() + self.resumed + self.skipped
+        self.settled() + self.before.all() + self.skipped
     }
 
-    /// Whether every line was a job and every job was delivered.
+    /// Whether every line was a job, and this run delivered every job that no earlier run was done with.
     pub const fn is_clean(&self) -> bool {
         let Self {
             delivered: _,
             dead,
             rejected,
+            cancelled,
             skipped,
             returned,
-            resumed: _,
+            before: _,
             blank: _,
-            unreadable,
-            mismatched,
+            bad_input,
         } = *self;
-        dead == 0 && rejected == 0 && skipped == 0 && returned == 0 && !unreadable && !mismatched
+        let failed = dead + rejected + cancelled + skipped + returned;
+        failed == 0 && bad_input.is_none()
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use uuid::Uuid;
 
 use super::later::{Later, Waiting};
-use super::outcome::{AnswerBody, Place, Record};
+use super::outcome::{AnswerBody, Ending, Place, Record};
 use super::progress::Progress;
 use super::records::{Entry, Records};
 use super::resume::{Mismatch, Outcomes, Step};
@@ -19,7 +19,7 @@ use crate::dispatch::{
     DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket, Unburied, too_far,
 };
 use crate::job::ndjson::replace_request_headers;
-use crate::job::{Message, Reason, Rules, cost_of, decode, shown};
+use crate::job::{Message, Rules, cost_of, decode, shown};
 use crate::sink::{Receipt, Response};
 use crate::time::{Micros, wall_now};
 
@@ -238,8 +238,8 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
             }
         };
         match self.outcomes.step(line, message.message_id.as_deref())? {
-            Step::Skip => {
-                self.shared.progress.resumed();
+            Step::Skip(done) => {
+                self.shared.progress.done_before(done);
                 return Ok(None);
             }
             Step::SendAgain(id) => message.message_id = Some(id),
@@ -316,7 +316,7 @@ struct InputTicket {
 }
 
 impl InputTicket {
-    fn settle(&mut self, reason: Option<Reason>, report: Report) {
+    fn settle(&mut self, ending: Ending, report: Report) {
         let Some(place) = self.place.take() else { return };
         let body = match self.answer.take().map(OnceLock::into_inner) {
             None => AnswerBody::Unwanted,
@@ -324,7 +324,7 @@ impl InputTicket {
             Some(Some(body)) => AnswerBody::Kept(body),
         };
         let (line, id, cost) = (self.line, std::mem::take(&mut self.id), self.cost);
-        let record = Record { line, id, cost, reason, report, body, place };
+        let record = Record { line, id, cost, ending, report, body, place };
         self.shared.progress.settled(record.kind());
         // Without a writer nobody receives it; the writer's error is reported already.
         let _ = self.shared.records.send(record);
@@ -345,18 +345,20 @@ impl Ticket for InputTicket {
     }
 
     fn ack(mut self: Box<Self>, _receipt: Receipt, report: Report) {
-        self.settle(None, report);
+        self.settle(Ending::Delivered, report);
     }
 
-    /// It counts as returned: nobody cancels jobs in a store that belongs to this process alone.
-    fn discard(self: Box<Self>, _report: Report) {}
+    /// Only jobs that were cancelled come here: lines are not delivered again.
+    fn discard(mut self: Box<Self>, report: Report) {
+        self.settle(Ending::Cancelled, report);
+    }
 
     fn dead_letter(mut self: Box<Self>, letter: DeadLetter) -> BoxFuture<'static, Option<Unburied>> {
         Box::pin(async move {
             let DeadLetter { reason, detail, report, .. } = letter;
             let id = shown(self.id.as_bytes(), 255);
             self.shared.notify.tell(&Notice::Failed { line: self.line, id, reason, detail });
-            self.settle(Some(reason), report);
+            self.settle(Ending::Failed(reason), report);
             None
         })
     }

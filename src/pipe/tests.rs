@@ -16,6 +16,7 @@ use crate::job::{CostBound, JobLanes, METHODS, MaxCost, ReplyRules, Rules, decod
 use crate::sink::{Receipt, Response};
 use crate::time::{Micros, wall_now};
 
+mod cancelled;
 mod fuzz;
 mod later;
 
@@ -339,7 +340,7 @@ async fn input_that_breaks_off_is_reported() {
     assert!(source.next().await.is_none());
     drop(source);
     let totals = writer.run().await.expect("written");
-    assert_eq!(totals, Totals { delivered: 1, unreadable: true, ..Totals::default() });
+    assert_eq!(totals, Totals { delivered: 1, bad_input: Some(BadInput::Unreadable), ..Totals::default() });
     assert!(!totals.is_clean());
     assert_eq!(notices.all(), ["the input breaks off after line 1: the disk is gone"]);
 }

@@ -53,12 +53,17 @@ pub(super) struct Closing {
 impl fmt::Display for Closing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { totals, total, cut_off } = *self;
-        let Totals { delivered, dead, rejected, skipped, returned, resumed, blank, .. } = totals;
+        let Totals { delivered, dead, rejected, cancelled, skipped, returned, before, blank, .. } = totals;
         write!(f, "delivered {delivered}")?;
-        if resumed > 0 {
-            write!(f, " and {resumed} before")?;
+        if before.delivered > 0 {
+            write!(f, " and {} before", before.delivered)?;
         }
-        write!(f, ", dead {dead}, rejected {rejected}, bad lines {skipped}")?;
+        write!(f, ", dead {dead}, rejected {rejected}")?;
+        match cancelled + before.cancelled {
+            0 => {}
+            cancelled => write!(f, ", cancelled {cancelled}")?,
+        }
+        write!(f, ", bad lines {skipped}")?;
         if blank > 0 {
             write!(f, ", blank rows {blank}")?;
         }
@@ -76,6 +81,8 @@ impl fmt::Display for Closing {
 
 #[cfg(test)]
 mod tests {
+    use paced::pipe::Before;
+
     use super::*;
 
     #[test]
@@ -88,8 +95,16 @@ mod tests {
             "delivered 5, dead 2, rejected 0, bad lines 1, cut off 3 (perhaps delivered), left 89"
         );
         assert_eq!(
-            shown(Totals { resumed: 40, ..totals }, Some(100), 0),
+            shown(Totals { before: Before { delivered: 40, cancelled: 0 }, ..totals }, Some(100), 0),
             "delivered 5 and 40 before, dead 2, rejected 0, bad lines 1, left 52"
+        );
+        assert_eq!(
+            shown(
+                Totals { before: Before { delivered: 0, cancelled: 4 }, cancelled: 3, ..totals },
+                Some(100),
+                0
+            ),
+            "delivered 5, dead 2, rejected 0, cancelled 7, bad lines 1, left 85"
         );
         assert_eq!(
             shown(Totals { blank: 3, ..totals }, Some(8), 0),

@@ -83,6 +83,27 @@ async fn a_cancelled_job_is_not_sent_from_the_queue_nor_from_where_it_is_held() 
     assert_eq!(replica.paced.stop().await, 0);
 }
 
+/// Neither by this run of a pipe nor by the next one, when nobody remembers any more that it was cancelled.
+#[tokio::test]
+async fn a_cancelled_job_of_a_file_is_not_sent() {
+    let site = Site::shared("cancelpipe", "rate = '100/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    replica.cancel(&["gone"]).await;
+    let folder = tempfile::TempDir::new().unwrap();
+    let (jobs, out) = (folder.path().join("jobs.ndjson"), folder.path().join("out.ndjson"));
+    std::fs::write(&jobs, "{\"id\": \"gone\"}\n{\"id\": \"kept\"}\n").unwrap();
+    let [jobs, out] = [&jobs, &out].map(|path| path.to_str().unwrap());
+    let first = site.cli(&["pipe", "--downstream", "billing", "--resume", out, jobs]).await;
+    assert_eq!(first.code, 1, "{}", first.stderr);
+    let figures = "delivered 1, dead 0, rejected 0, cancelled 1, bad lines 0, left 0";
+    assert!(first.stderr.contains(figures), "{}", first.stderr);
+    replica.cancel(&["gone", "--undo"]).await;
+    let again = site.cli(&["pipe", "--downstream", "billing", "--resume", out, jobs]).await;
+    assert_eq!(again.code, 0, "{}", again.stderr);
+    assert_eq!(sent(&site), ["kept"]);
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
 #[tokio::test]
 async fn a_cancelled_job_is_not_sent_when_it_comes_home() {
     let site = Site::shared("cancelpark", "rate = '100/s'\nhold_max = '1s'").await;
