@@ -1,17 +1,18 @@
-//! The jobs that wait for their time, in a temporary file: they hold neither a place of those that can go nor memory for
+//! The jobs that wait for their time, in temporary files: they hold neither a place of those that can go nor memory for
 //! their bodies.
+
+mod files;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
-use uuid::Uuid;
+
+use files::{Extent, Files};
 
 use crate::job::{Content, Message, Value};
 use crate::time::{Micros, wall_now};
@@ -19,22 +20,14 @@ use crate::time::{Micros, wall_now};
 /// The longest sleep until the wall clock, which may be set, is read again.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
-/// The time for which nothing more is written to a file that took no more.
+/// The time for which nothing more is written after the files took no more.
 const REST: Duration = Duration::from_secs(5);
-
-/// The bytes of jobs that went, from which on the file is written anew without them.
-const MAX_DEAD: u64 = 64 * 1024 * 1024;
 
 /// The jobs that wait for their time.
 #[derive(Debug, Default)]
 pub(super) struct Later {
     waiting: BinaryHeap<Reverse<Waiting>>,
-    /// The file, which has no name.
-    file: Option<File>,
-    /// The end of the last job in the file.
-    end: u64,
-    /// The bytes of the jobs that wait.
-    live: u64,
+    files: Files,
     /// How many were added so far.
     added: u64,
     trouble: Trouble,
@@ -58,20 +51,6 @@ pub(super) struct Waiting {
     pub(super) first_seen: Micros,
     pub(super) line: u64,
     extent: Extent,
-}
-
-/// A part of the file: all but the body, and the body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Extent {
-    at: u64,
-    head: u32,
-    body: u32,
-}
-
-impl Extent {
-    fn length(self) -> u64 {
-        u64::from(self.head) + u64::from(self.body)
-    }
 }
 
 /// All of a message but its body, as lines and rows make it.
@@ -112,8 +91,6 @@ impl Later {
         }
         let Err(error) = self.add(due, now, line, message) else { return true };
         self.trouble.rests_until = Some(Instant::now() + REST);
-        // What was written of it may be what another needs.
-        let _ = self.file.as_ref().map(|file| file.set_len(self.end));
         if !std::mem::replace(&mut self.trouble.is_known, true) {
             let folder = std::env::temp_dir();
             tracing::warn!(
@@ -126,21 +103,7 @@ impl Later {
 
     fn add(&mut self, due: Micros, first_seen: Micros, line: u64, message: &Message) -> io::Result<()> {
         let head = serde_json::to_vec(&Head::of(message))?;
-        let body = &message.content.body;
-        let too_long = |_| io::Error::from(io::ErrorKind::FileTooLarge);
-        let extent = Extent {
-            at: self.end,
-            head: u32::try_from(head.len()).map_err(too_long)?,
-            body: u32::try_from(body.len()).map_err(too_long)?,
-        };
-        let file = match &mut self.file {
-            Some(file) => file,
-            file => file.insert(temporary()?),
-        };
-        file.write_all_at(&head, extent.at)?;
-        file.write_all_at(body, extent.at + u64::from(extent.head))?;
-        self.end += extent.length();
-        self.live += extent.length();
+        let extent = self.files.add(&head, &message.content.body)?;
         self.waiting.push(Reverse(Waiting { due, number: self.added, first_seen, line, extent }));
         self.added += 1;
         Ok(())
@@ -165,54 +128,11 @@ impl Later {
     pub(super) fn take(&mut self) -> Option<(Waiting, io::Result<Message>)> {
         self.waiting.peek().filter(|Reverse(first)| first.due <= wall_now())?;
         let Reverse(waiting) = self.waiting.pop()?;
-        let read = self.read(waiting.extent);
-        self.live -= waiting.extent.length();
-        self.reclaim(MAX_DEAD);
+        let read = self.files.take(waiting.extent).and_then(|(head, body)| {
+            let head: Head = serde_json::from_slice(&head)?;
+            Ok(head.message(body.into()))
+        });
         Some((waiting, read))
-    }
-
-    /// Frees the space of jobs that went, if these are more than this many bytes and more than those that wait.
-    fn reclaim(&mut self, most: u64) {
-        if self.waiting.is_empty() {
-            // That it could not be cut costs its space alone.
-            self.end = 0;
-            let _ = self.file.as_ref().map(|file| file.set_len(0));
-        }
-        let dead = self.end - self.live;
-        if dead > most
-            && dead > self.live
-            && self.trouble.rests_until.is_none_or(|until| until <= Instant::now())
-            && self.rewrite().is_err()
-        {
-            // The old file is whole.
-            self.trouble.rests_until = Some(Instant::now() + REST);
-        }
-    }
-
-    /// Copies the jobs that wait to a new file.
-    fn rewrite(&mut self) -> io::Result<()> {
-        let Some(old) = &self.file else { return Ok(()) };
-        let new = temporary()?;
-        let (mut waiting, mut end, mut buffer) = (self.waiting.clone().into_vec(), 0, Vec::new());
-        for Reverse(Waiting { extent, .. }) in &mut waiting {
-            // A job is bounded by the longest line.
-            buffer.resize(extent.head as usize + extent.body as usize, 0);
-            old.read_exact_at(&mut buffer, extent.at)?;
-            new.write_all_at(&buffer, end)?;
-            extent.at = end;
-            end += extent.length();
-        }
-        (self.file, self.end, self.waiting) = (Some(new), end, BinaryHeap::from(waiting));
-        Ok(())
-    }
-
-    fn read(&self, Extent { at, head, body }: Extent) -> io::Result<Message> {
-        let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let (mut text, mut content) = (vec![0; head as usize], vec![0; body as usize]);
-        file.read_exact_at(&mut text, at)?;
-        file.read_exact_at(&mut content, at + u64::from(head))?;
-        let head: Head = serde_json::from_slice(&text)?;
-        Ok(head.message(content.into()))
     }
 }
 
@@ -259,17 +179,11 @@ impl Head {
     }
 }
 
-/// A file that is gone once it is closed, for this user alone.
-fn temporary() -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let path = std::env::temp_dir().join(format!("paced-{}", Uuid::now_v7()));
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
+    use super::files::Bounds;
     use super::*;
     use crate::job::ndjson;
 
@@ -300,31 +214,39 @@ mod tests {
             assert_eq!(job.expect("read"), jobs[line]);
         }
         assert!(start.elapsed() < Duration::from_secs(21));
-        assert_eq!((later.len(), later.end, later.is_empty()), (0, 0, true));
+        assert_eq!((later.len(), later.files.size(), later.is_empty()), (0, (0, 0), true));
         let mut binary = Message::default();
         binary.content.body = Bytes::from_static(b"\xff\0");
         assert!(later.keep(Micros(0), now, 9, &binary));
         assert_eq!(later.take().expect("due").1.expect("read"), binary);
     }
 
+    /// Also where one job of the first file stays, so that nothing can be cut off at its end.
     #[tokio::test(start_paused = true)]
     async fn the_space_of_jobs_that_went_is_freed() {
-        let (mut later, far) = (Later::default(), Micros(i64::MAX));
+        let files = Files::within(Bounds { file: 4_000, bytes: 20_000, jobs: 50 });
+        let (mut later, far) = (Later { files, ..Later::default() }, Micros(i64::MAX));
         let long = |n: u64| message(&format!("{{\"id\": \"{n}\", \"body\": \"{}\"}}", "x".repeat(1000)));
         assert!(later.keep(far, Micros(0), 0, &long(0)));
         for line in 1..=100 {
             assert!(later.keep(Micros(0), Micros(0), line, &long(line)));
             let (waiting, job) = later.take().expect("due");
             assert_eq!((waiting.line, job.expect("read")), (line, long(line)));
-            later.reclaim(10_000);
-            assert!(later.end < 13_000, "{}", later.end);
         }
-        assert_eq!(
-            (later.len(), later.file.as_ref().expect("a file").metadata().expect("read").len()),
-            (1, later.end)
-        );
-        let Reverse(first) = *later.waiting.peek().expect("the first");
-        assert_eq!(later.read(first.extent).expect("read"), long(0));
+        let (files, bytes) = later.files.size();
+        assert!(files == 1 && bytes < 6_000, "{files} {bytes}");
+        assert_eq!(later.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_finds_no_room_is_not_kept_until_some_went() {
+        let files = Files::within(Bounds { file: 4_000, bytes: 20_000, jobs: 2 });
+        let (mut later, job) = (Later { files, ..Later::default() }, message(r#"{"id": "a"}"#));
+        let kept = [1, 2, 3].map(|line| later.keep(Micros(0), Micros(0), line, &job));
+        assert_eq!((kept, later.len()), ([true, true, false], 2));
+        assert_eq!(later.take().expect("due").0.line, 1);
+        tokio::time::advance(REST).await;
+        assert!(later.keep(Micros(0), Micros(0), 4, &job));
     }
 
     #[tokio::test(start_paused = true)]
@@ -332,9 +254,9 @@ mod tests {
         let (mut later, job) = (Later::default(), message(r#"{"id": "a"}"#));
         assert!(later.keep(Micros(0), Micros(0), 1, &job));
         // A file that is open for reading alone fails as a full disk does.
-        let good = later.file.replace(File::open("/dev/null").expect("open"));
+        let good = later.files.replace_last(File::open("/dev/null").expect("open"));
         assert!(!later.keep(Micros(0), Micros(0), 2, &job));
-        later.file = good;
+        later.files.replace_last(good);
         assert!(!later.keep(Micros(0), Micros(0), 3, &job), "it rests");
         tokio::time::advance(REST).await;
         assert!(later.keep(Micros(0), Micros(0), 4, &job));
