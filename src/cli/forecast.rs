@@ -8,7 +8,7 @@ use paced::time::{Micros, wall_now};
 use serde_json::{Value as Json, json};
 
 use super::exit::Exit;
-use super::template::{HeaderArg, TableArgs, add_headers, check_headers, header};
+use super::template::{HeaderArg, TableArgs, add_headers, check_headers, header, say_taken};
 use super::{Global, Output, input, out, parts};
 use crate::daemon;
 use simulation::{Ended, Simulation, Span};
@@ -115,6 +115,7 @@ async fn open(args: &Args) -> Result<(Records<Input>, String), Exit> {
     let whole = pipe::recognise(reader, &format).await.map_err(|error| usage(&path, &error))?;
     let reader: Input = Box::new(whole.map_err(|wrong| usage(&path, &wrong))?);
     let records = Records::open(reader, &format).await.map_err(|error| usage(&path, &error))?;
+    say_taken(&path, &records);
     Ok((records, path))
 }
 

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::exit::Exit;
 use super::input;
-use super::template::{HeaderArg, TableArgs, add_headers, check_headers, header};
+use super::template::{HeaderArg, TableArgs, add_headers, check_headers, header, say_taken};
 use super::{Global, Output, out, parts};
 use crate::daemon;
 
@@ -247,7 +247,9 @@ impl Jobs {
         let form = match format {
             Format::Ndjson => Form::Lines(Lines::new(reader, MAX_LINE)),
             Format::Csv(_) => {
-                Form::Table(Records::open(reader, &format).await.map_err(|error| usage(&error))?)
+                let records = Records::open(reader, &format).await.map_err(|error| usage(&error))?;
+                say_taken(&name, &records);
+                Form::Table(records)
             }
         };
         Ok(Self { form, line: 0 })

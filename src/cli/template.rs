@@ -1,8 +1,11 @@
 //! The options of tables: what their rows become.
 
+use std::fmt::Display;
+
 use paced::job::template::{Pattern, Template};
 use paced::job::{FORBIDDEN_HEADERS, Message, Value, ndjson};
-use paced::pipe::Format;
+use paced::pipe::{Format, Records};
+use tokio::io::AsyncBufRead;
 
 use super::exit::Exit;
 use super::out;
@@ -87,6 +90,26 @@ pub(super) fn add_headers(message: &mut Message, headers: &[(String, String)]) {
     }
 }
 
+/// Says on stderr which columns of an input act on jobs although no option names them.
+pub(super) fn say_taken<R: AsyncBufRead + Unpin>(input: impl Display, records: &Records<R>) {
+    if let Some(text) = taken(&records.taken()) {
+        out::say(format_args!("paced: {input}: {text}"));
+    }
+}
+
+fn taken(columns: &[&str]) -> Option<String> {
+    Some(match columns {
+        [] => return None,
+        [column] => format!(
+            "the column {column} acts on each job by its name; rename it if it is about something else"
+        ),
+        columns => format!(
+            "the columns {} act on each job by their names; rename those that are about something else",
+            columns.join(", ")
+        ),
+    })
+}
+
 /// Whether the braces are those of JSON, such as `{"a": 1}`, and not around the name of a column.
 fn is_json(pattern: &Pattern) -> bool {
     pattern.columns().any(|name| name.contains(['"', ':']))
@@ -156,6 +179,13 @@ mod tests {
             let (_, plain) = TableArgs::default().format(&given);
             assert_eq!(plain, [("x-a".to_owned(), value.to_owned())]);
         }
+    }
+
+    #[test]
+    fn columns_that_act_by_their_names_are_said() {
+        assert_eq!(taken(&[]), None);
+        assert!(taken(&["cost"]).is_some_and(|text| text.starts_with("the column cost acts on each job")));
+        assert!(taken(&["id", "cost"]).is_some_and(|text| text.starts_with("the columns id, cost act on")));
     }
 
     #[test]

@@ -152,6 +152,17 @@ impl Columns {
         Ok(Self { columns, template: Resolved::of(template, &names)? })
     }
 
+    /// The columns of a table of any columns that mean something by their names alone, such as `cost`: they may be about
+    /// something else than the jobs. None without a template, where each name was chosen for it.
+    pub fn taken(&self) -> impl Iterator<Item = &str> {
+        let any_names = self.template != Resolved::default();
+        // A name with a prefix, such as `cost:tokens`, is no accident.
+        let is_taken = move |(name, column): &&(String, Column)| {
+            any_names && *column != Column::Other && !name.contains(':')
+        };
+        self.columns.iter().filter(is_taken).map(|(name, _)| name.as_str())
+    }
+
     /// The message of a row. An empty cell counts as absent.
     ///
     /// # Errors

@@ -109,6 +109,15 @@ impl<R: AsyncBufRead + Unpin> Records<R> {
         }
     }
 
+    /// The columns that mean something by their names alone, where any others are allowed; see [`Columns::taken`].
+    #[must_use]
+    pub fn taken(&self) -> Vec<&str> {
+        match &self.0 {
+            Inner::Lines(..) => Vec::new(),
+            Inner::Table(table) => table.columns.taken().collect(),
+        }
+    }
+
     /// The next job and the line at which it begins, or what is wrong there; `None` at the end. Blank lines and rows are no
     /// jobs.
     ///

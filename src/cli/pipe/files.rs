@@ -8,6 +8,7 @@ use tokio::io::{AsyncBufRead, AsyncWrite};
 
 use super::Args;
 use crate::cli::exit::Exit;
+use crate::cli::template::say_taken;
 use crate::cli::{input, out};
 
 pub(super) type Input = Box<dyn AsyncBufRead + Send + Unpin>;
@@ -49,6 +50,9 @@ impl Total {
 pub(super) async fn open(args: &Args, quiet: bool) -> Result<Files, Exit> {
     let format = args.format();
     let records = open_input(&args.file, &format).await?;
+    if !quiet {
+        say_taken(args.file.display(), &records);
+    }
     let regular = match &*args.file {
         path if path == Path::new("-") => false,
         path => tokio::fs::metadata(path).await.is_ok_and(|metadata| metadata.is_file()),

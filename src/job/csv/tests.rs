@@ -112,6 +112,24 @@ fn a_template_makes_jobs_of_any_columns() {
     }
 }
 
+/// A price list has a `cost`, and it is not that of a job.
+#[test]
+fn columns_that_act_by_their_names_are_named_where_any_names_are_allowed() {
+    let taken = |names: &str, template: &Template| {
+        let columns = templated(names, template).expect("columns");
+        columns.taken().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let from_row = Template { body_from_row: true, ..Template::default() };
+    let all = "id,body,lane,plan,method,path,cost,priority,not_before,deadline,cost:tokens,header:x-a";
+    let plain = ["id", "lane", "plan", "method", "path", "cost", "priority", "not_before", "deadline"];
+    assert_eq!(taken(&format!("{all},price,"), &from_row), plain, "the body is the row");
+    let names = format!("No,customer id,tenant,{all}");
+    let rest = ["lane", "plan", "method", "cost", "priority", "not_before", "deadline"];
+    assert_eq!(taken(&names, &template()), rest, "the template says the id, the path and the body");
+    assert_eq!(taken(all, &Template::default()), Vec::<String>::new());
+    assert_eq!(taken("No,price", &from_row), Vec::<String>::new());
+}
+
 #[test]
 fn a_template_names_columns_that_there_are() {
     let missing = templated("No,tenant", &template()).expect_err("no customer id").to_string();

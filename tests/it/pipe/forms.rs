@@ -142,6 +142,7 @@ async fn jobs_are_made_of_any_columns_by_templates() {
     assert_eq!(output.code, 1, "{}", output.stderr);
     assert!(output.stderr.contains("line 5: `customer_id` is empty"), "{}", output.stderr);
     assert!(output.stderr.contains("bad lines 1, blank rows 1, left 0"), "{}", output.stderr);
+    assert!(!output.stderr.contains("by its name"), "{}", output.stderr);
     let mut arrivals = api.arrivals();
     arrivals.sort_by(|one, other| one.id().cmp(other.id()));
     assert_eq!(arrivals.len(), 2);
@@ -168,6 +169,9 @@ async fn jobs_are_made_of_any_columns_by_templates() {
         assert!(output.stderr.contains(problem), "{}", output.stderr);
     }
     assert_eq!(api.count(), 2);
+    let prices = csv(&api, "article,cost\r\na,2\r\n", &["--body-from-row"]).await;
+    assert_eq!(prices.code, 0, "{}", prices.stderr);
+    assert!(prices.stderr.contains("the column cost acts on each job by its name;"), "{}", prices.stderr);
 }
 
 #[tokio::test]
