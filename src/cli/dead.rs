@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 use paced::amqp::{DeadLetters, Edits, Error, Letter, Replay, Scan, Tally};
-use paced::config::Settings;
+use paced::config::{Downstream, Settings};
 use paced::time::wall_now;
 use paced::{Precision, Rate, Shaper};
 
@@ -163,10 +163,13 @@ async fn list(global: &Global, ListArgs { origin, filter, limit }: ListArgs) -> 
 
 async fn show(global: &Global, args: ShowArgs) -> Result<(), Exit> {
     let (origin, filter, limit) = args.resolve()?;
-    let letters = Letters::open(&parts::load(global)?.settings, origin, true).await?;
+    let settings = parts::load(global)?.settings;
+    let letters = Letters::open(&settings, origin, true).await?;
     let scan = Scan { filter, limit: Some(limit), ..Scan::default() };
+    let known = letters.downstream.as_ref().and_then(|name| settings.downstreams.get(name));
+    let costs = known.map(Downstream::cost_rules).unwrap_or_default();
     let print = |letter: &Letter, _| match global.output {
-        Output::Json => out::json(&show::json(letter, letters.downstream.as_deref())),
+        Output::Json => out::json(&show::json(letter, letters.downstream.as_deref(), &costs)),
         Output::Human => out::line(show::text(letter)),
     };
     let tally = letters.list(&scan, "found", print).await?;

@@ -327,6 +327,22 @@ pub fn cost_of(message: &Message) -> u32 {
     given.map_or(1, |cost| u32::try_from(cost).unwrap_or(u32::MAX))
 }
 
+/// Has a message say itself what it costs each limit that counts by a header of another name, which `header` finds. Lines of
+/// JSON have no place for such headers. One that has no cost says nothing.
+pub fn name_costs(message: &mut Message, costs: &[CostRule], header: impl Fn(&str) -> Option<Value>) {
+    for rule in costs {
+        let CostSource::Header(source) = &rule.source else { continue };
+        let (own_name, name) = (rule.own_name(), format!("paced-{COST_PREFIX}{}", rule.own_name()));
+        // The header would set the cost of all limits of this name.
+        let is_theirs = costs.iter().all(|other| other.own_name() != own_name || other.source == rule.source);
+        let is_given = message.headers.iter().any(|(known, _)| *known == name);
+        let found = header(source).filter(|_| is_theirs && !is_given);
+        if let Some(cost) = found.and_then(|value| cost(source, &value).ok()) {
+            message.headers.push((name, Value::Integer(cost)));
+        }
+    }
+}
+
 /// The cost, which is given by `what`, if the limits of the job can hold it; `key` is what sets a higher one.
 pub(super) fn fitting(what: &str, cost: i128, most: &MaxCost, key: &str) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {

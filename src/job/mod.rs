@@ -21,7 +21,7 @@ pub mod template;
 mod value;
 
 pub use cost::{Cost, CostBound, CostRule, CostSource, MaxCost};
-pub use decode::{KNOWN as PRODUCER_HEADERS, METHODS, STRIPPED as OWN_HEADERS, cost_of, decode};
+pub use decode::{KNOWN as PRODUCER_HEADERS, METHODS, STRIPPED as OWN_HEADERS, cost_of, decode, name_costs};
 pub use header::NEVER as FORBIDDEN_HEADERS;
 #[cfg(any(feature = "config", feature = "http"))]
 pub(crate) use header::is_never_a_jobs;

@@ -11,8 +11,8 @@ use crate::amqp::letter::{
     ATTEMPTS, DEAD_AT, DETAIL, REASON, STATUS, header, is_parked, is_report, parked_key, response,
     routing_key,
 };
-use crate::amqp::message::message;
-use crate::job::{Message, Reason};
+use crate::amqp::message::{message, value};
+use crate::job::{Message, Reason, Value};
 use crate::time::Micros;
 
 /// One dead letter, or one message that reached no downstream's queue.
@@ -89,6 +89,11 @@ impl Letter {
         let mut job = self.message.clone();
         job.headers.retain(|(name, _)| !is_report(name));
         job
+    }
+
+    /// The value of a header, also of one that no job is made of.
+    pub fn header(&self, name: &str) -> Option<Value> {
+        self.properties.headers().as_ref()?.inner().get(name).map(value)
     }
 }
 

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use paced::amqp::{AMQPValue, BasicProperties, FieldTable, Letter};
 use paced::job::ndjson::{Rendered, render};
+use paced::job::{CostRule, name_costs};
 use paced::text::is_unsafe;
 use serde_json::{Map, Number, Value, json};
 
@@ -23,8 +24,9 @@ const REPORT: [&str; 7] = [
     "paced-response",
 ];
 
-/// A letter as one object. Its `job` is a line for `paced publish`; without one there is the body in base64.
-pub(super) fn json(letter: &Letter, downstream: Option<&str>) -> Value {
+/// A letter as one object. Its `job` is a line for `paced publish`, with what the job costs by `costs`; without one there is
+/// the body in base64.
+pub(super) fn json(letter: &Letter, downstream: Option<&str>, costs: &[CostRule]) -> Value {
     let mut shown = json!({
         "report": report(letter),
         "properties": properties(&letter.properties),
@@ -32,7 +34,9 @@ pub(super) fn json(letter: &Letter, downstream: Option<&str>) -> Value {
         "bytes": letter.message.content.body.len(),
         "job": null,
     });
-    match render(&letter.job()) {
+    let mut message = letter.job();
+    name_costs(&mut message, costs, |name| letter.header(name));
+    match render(&message) {
         Some(Rendered { mut job, left_out }) => {
             if let Some(downstream) = downstream {
                 job.insert("downstream".to_owned(), downstream.into());
@@ -170,7 +174,7 @@ fn value_of(value: &AMQPValue) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use paced::job::Message;
+    use paced::job::{CostBound, CostSource, MaxCost, Message};
 
     use super::*;
 
@@ -242,7 +246,7 @@ mod tests {
         let mut headers = FieldTable::default();
         headers.insert("paced-lane".into(), AMQPValue::LongString("acme".into()));
         headers.insert("bytes".into(), AMQPValue::LongString(vec![0xff].into()));
-        let shown = json(&letter(b"hello", headers.clone()), Some("billing"));
+        let shown = json(&letter(b"hello", headers.clone()), Some("billing"), &[]);
         let job = &shown["job"];
         assert_eq!(
             (&job["lane"], &job["body"], &job["downstream"]),
@@ -253,7 +257,23 @@ mod tests {
         assert!(shown["report"]["response"].as_str().unwrap().starts_with("{\r\n\"error\""), "{shown}");
         assert_eq!(shown["properties"]["priority"], 4);
         assert_eq!(shown["headers"]["bytes"]["base64"], "/w==");
-        let shown = json(&letter(b"\xff", headers), None);
+        let shown = json(&letter(b"\xff", headers), None, &[]);
         assert_eq!((&shown["job"], &shown["body_base64"]), (&Value::Null, &"/w==".into()));
+    }
+
+    #[test]
+    fn a_line_says_what_the_header_that_a_limit_counts_by_said() {
+        let mut headers = FieldTable::default();
+        headers.insert("tokens".into(), AMQPValue::LongInt(1500));
+        let rule = CostRule {
+            limit: "tokens".into(),
+            plan: None,
+            source: CostSource::Header("tokens".to_owned()),
+            default: Some(100),
+            max_cost: MaxCost { units: 30_000, bound: CostBound::Given, given: None },
+        };
+        let shown = json(&letter(b"", headers.clone()), Some("billing"), &[rule]);
+        assert_eq!(shown["job"]["costs"], json!({ "tokens": 1500 }));
+        assert_eq!(json(&letter(b"", headers), Some("billing"), &[])["job"].get("costs"), None);
     }
 }

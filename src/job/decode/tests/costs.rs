@@ -96,3 +96,26 @@ fn what_no_limit_can_count_is_refused() {
     let twice = [("paced-cost-tokens", Value::Integer(1)), ("paced-cost-tokens", Value::Integer(1))];
     assert_eq!(refused(&twice).0, Reason::MalformedHeader);
 }
+
+#[test]
+fn a_message_says_itself_what_its_headers_of_other_names_cost() {
+    let mut costs = costing_rules().costs;
+    let named = |costs: &[CostRule], headers: &[(&str, Value)]| {
+        let mut message = Message::default();
+        let find = |name: &str| headers.iter().find(|(other, _)| *other == name);
+        name_costs(&mut message, costs, |name| find(name).map(|(_, value)| value.clone()));
+        message.headers
+    };
+    let cost = |limit: &str, cost| (format!("paced-cost-{limit}"), Value::Integer(cost));
+    let both = [("tokens", text("1500")), ("images", Value::Integer(2)), ("requests", Value::Integer(3))];
+    assert_eq!(named(&costs, &both), [cost("tokens", 1500), cost("images", 2)]);
+    for none in [text("many"), Value::Integer(0), Value::Bool(true)] {
+        assert!(named(&costs, &[("tokens", none)]).is_empty());
+    }
+    let mut given = Message { headers: vec![cost("tokens", 7)], ..Message::default() };
+    name_costs(&mut given, &costs, |_| Some(Value::Integer(1)));
+    assert_eq!(given.headers, [cost("tokens", 7), cost("images", 1)], "the message says more");
+    let source = CostSource::Header("other".to_owned());
+    costs.push(CostRule { limit: "plan.pro.tokens".into(), source, ..costs[1].clone() });
+    assert_eq!(named(&costs, &both), [cost("images", 2)], "it would set what both limits count");
+}
