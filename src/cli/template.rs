@@ -182,6 +182,22 @@ mod tests {
     }
 
     #[test]
+    fn a_content_type_that_is_given_has_precedence_over_that_of_json() {
+        for (line, given, expected) in [
+            (r#"{"body": {"a": 1}}"#, Some("application/vnd.api+json"), "application/vnd.api+json"),
+            (r#"{"body": [1]}"#, None, "application/json"),
+            (r#"{"body": 7}"#, None, "application/json"),
+            (r#"{"body": {}, "headers": {"content-type": "a/b"}}"#, Some("c/d"), "a/b"),
+        ] {
+            let mut message = ndjson::parse(line.as_bytes()).expect("a job").message;
+            let given = given.map(|value| ("content-type".to_owned(), value.to_owned()));
+            add_headers(&mut message, given.as_slice());
+            message.content.name_json();
+            assert_eq!(message.content.content_type.as_deref(), Some(expected), "{line}");
+        }
+    }
+
+    #[test]
     fn columns_that_act_by_their_names_are_said() {
         assert_eq!(taken(&[]), None);
         assert!(taken(&["cost"]).is_some_and(|text| text.starts_with("the column cost acts on each job")));

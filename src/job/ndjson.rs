@@ -96,9 +96,10 @@ fn cells(columns: usize, found: usize) -> String {
 
 /// Parses the job on one line.
 ///
-/// A body that is a string goes as it is; any other JSON goes byte by byte as it stands, as
-/// `application/json`. `content-type` and `content-encoding` among the headers are the message's
-/// properties of these names. A key that is `null` counts as absent.
+/// A body that is a string goes as it is; any other JSON goes byte by byte as it stands, as `application/json`. It is
+/// [`Content::name_json`](super::Content::name_json) that says so of an object or array. `content-type` and
+/// `content-encoding` among the headers are the message's properties of these names. A key that is `null` counts as
+/// absent.
 ///
 /// # Errors
 /// [`LineError`]: the first thing that is wrong.
@@ -150,8 +151,10 @@ fn body(message: &mut Message, raw: &RawValue) -> Result<(), LineError> {
         message.content.body = Bytes::from(string("body", raw)?);
     } else {
         message.content.body = Bytes::copy_from_slice(raw.get().as_bytes());
-        // A header `content-type` takes precedence, wherever it stands in the line.
-        message.content.content_type.get_or_insert_with(|| "application/json".to_owned());
+        // An object or array is named once all headers are known, and a header `content-type` has precedence.
+        if !raw.get().starts_with(['{', '[']) {
+            message.content.content_type.get_or_insert_with(|| "application/json".to_owned());
+        }
     }
     Ok(())
 }

@@ -78,11 +78,9 @@ fn bodies() {
         ("false", "false", JSON),
         ("null", "", None),
     ] {
-        let line = line(&format!(r#"{{"body": {body} }}"#));
-        assert_eq!(
-            (&line.message.content.body[..], line.message.content.content_type.as_deref()),
-            (bytes.as_bytes(), content_type)
-        );
+        let mut content = line(&format!(r#"{{"body": {body} }}"#)).message.content;
+        content.name_json();
+        assert_eq!((&content.body[..], content.content_type.as_deref()), (bytes.as_bytes(), content_type));
     }
 }
 
