@@ -7,6 +7,7 @@ use paced::pipe::{self, Records};
 use paced::time::{Micros, wall_now};
 use serde_json::{Value as Json, json};
 
+use super::bounded::Bounded;
 use super::exit::Exit;
 use super::template::{HeaderArg, TableArgs, add_headers, check_headers, header, say_taken};
 use super::{Global, Output, input, out, parts};
@@ -72,7 +73,7 @@ pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
             Err(rejection) => simulation.refuse(rejection.reason, &rejection.detail, line, times),
         }
     };
-    let mut bad_lines = 0;
+    let mut bad_lines = Bounded::new("bad lines", global.verbose > 0);
     if let Some(count) = args.count {
         take(1, equal(args), count);
     } else {
@@ -81,13 +82,14 @@ pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
             match job {
                 Ok(message) => take(line, message, 1),
                 Err(error) => {
-                    bad_lines += 1;
-                    out::say(format_args!("paced: line {line}: {error}"));
+                    if let Some(line) = bad_lines.next(format_args!("line {line}: {error}")) {
+                        out::say(format_args!("paced: {line}"));
+                    }
                 }
             }
         }
     }
-    let ended = simulation.run();
+    let (ended, bad_lines) = (simulation.run(), bad_lines.count());
     match global.output {
         Output::Json => out::json(&as_json(&ended, bad_lines)),
         Output::Human => lines(&ended).iter().try_for_each(out::line),

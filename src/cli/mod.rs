@@ -1,6 +1,7 @@
 //! The command line: data to stdout, messages and progress to stderr.
 
 mod ask;
+mod bounded;
 mod cancel;
 mod check;
 mod config;

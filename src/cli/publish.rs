@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::bounded::Bounded;
 use super::exit::Exit;
 use super::input;
 use super::template::{HeaderArg, TableArgs, add_headers, check_headers, header, say_taken};
@@ -89,7 +90,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     };
     let amqp = Amqp::publishing(options.clone()).await.map_err(out::failed)?;
     let (exchange, key) = options.target(&args.downstream).map_err(|error| out::fail(Exit::Failed, error))?;
-    let target = Target { publisher: amqp.publisher(), exchange, key };
+    let target = Target { publisher: amqp.publisher(), exchange, key, is_verbose: global.verbose > 0 };
     let bar = bar(args.count);
     if args.lane.is_some() && !rules.lanes.parts.contains(&LanePart::Lane) {
         out::say("paced: --lane has no effect, since no part of lanes.by is header:paced-lane");
@@ -112,12 +113,14 @@ struct Target {
     publisher: Publisher,
     exchange: String,
     key: String,
+    /// Whether each failure is reported, and not only the first ones.
+    is_verbose: bool,
 }
 
 impl Target {
     /// Publishes each line that is a job, and reports each that is none.
     async fn publish_lines(&self, jobs: Jobs, args: &Args, rules: &Rules, bar: &ProgressBar) -> Tally {
-        let mut bad_lines = 0;
+        let mut bad_lines = Bounded::new("bad lines", self.is_verbose);
         let found = stream::unfold(Some(jobs), async |state| {
             let mut jobs = state?;
             match jobs.next(args).await {
@@ -134,13 +137,14 @@ impl Target {
                 Err(unreadable) => Err(unreadable.to_string()),
             };
             let message = message.map_err(|wrong| {
-                bar.suspend(|| out::say(format_args!("paced: {wrong}")));
-                bad_lines += 1;
+                if let Some(line) = bad_lines.next(wrong) {
+                    bar.suspend(|| out::say(format_args!("paced: {line}")));
+                }
             });
             std::future::ready(message.ok())
         });
         let tally = self.publish_all(messages, bar).await;
-        Tally { bad_lines, ..tally }
+        Tally { bad_lines: bad_lines.count(), ..tally }
     }
 
     /// Publishes `--count` jobs with one `--body`.
@@ -160,7 +164,7 @@ impl Target {
         let jobs = jobs.take_until(lost.clone().cancelled_owned());
         let outcomes = jobs.map(|job| self.publish(job, &lost)).buffer_unordered(IN_FLIGHT);
         let mut outcomes = std::pin::pin!(outcomes);
-        let mut tally = Tally::default();
+        let (mut tally, mut failures) = (Tally::default(), Bounded::new("failures", self.is_verbose));
         while let Some(outcome) = outcomes.next().await {
             match outcome {
                 Ok(()) => tally.published += 1,
@@ -175,7 +179,11 @@ impl Target {
                             }
                             lost.cancel();
                         }
-                        Some(error) => bar.suspend(|| out::say(format_args!("paced: job {id}: {error}"))),
+                        Some(error) => {
+                            if let Some(line) = failures.next(format_args!("job {id}: {error}")) {
+                                bar.suspend(|| out::say(format_args!("paced: {line}")));
+                            }
+                        }
                         None => {}
                     }
                 }

@@ -58,6 +58,10 @@ async fn a_forecast_says_when_jobs_would_be_through() {
     std::fs::write(&file, "No,cost\na,1\n,,\nb,many\nc,2\n").unwrap();
     let (code, found) = json(&[file.to_str().unwrap(), "--csv", "--id", "No"]).await;
     assert_eq!((code, &found["jobs"], &found["bad_lines"]), (1, &json!(2), &json!(1)));
+    let file = folder.path().join("jobs.ndjson");
+    std::fs::write(&file, "nonsense\n".repeat(300)).unwrap();
+    let output = run(PACE, &["forecast", "-D", "a", file.to_str().unwrap()]).await;
+    assert_eq!((output.code, output.stderr.lines().count()), (1, 101), "{}", output.stderr);
     let output = run(PACE, &[&["forecast", "-D", "a", "--count", "11"][..], &at].concat()).await;
     let through = "11 job(s): the first at 2030-01-01 00:00:00";
     assert!(output.code == 0 && output.stdout.starts_with(through), "{}{}", output.stdout, output.stderr);

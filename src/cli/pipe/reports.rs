@@ -1,33 +1,29 @@
 //! What a pipe says on stderr: a bounded number of failures, and figures at its end.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
+use paced::lock::lock;
 use paced::pipe::{Notice, Notify, Totals};
 
 use super::bar::Messages;
+use crate::cli::bounded::Bounded;
 
-/// The failures of jobs, and likewise the bad lines, that are reported one by one.
-const MAX_SINGLES: u64 = 100;
-
-/// Reports failures: each once, and no more than [`MAX_SINGLES`] of each kind unless all are wanted.
+/// Reports failures: each once, and a bounded number of each kind unless all are wanted.
 pub(super) fn reporter(messages: Messages, wanted: Wanted) -> Notify {
-    let (skipped, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let bounded = |what| Mutex::new(Bounded::new(what, wanted == Wanted::All));
+    let (skipped, failed) = (bounded("bad lines"), bounded("failures"));
     Notify::new(move |notice| {
-        let (count, what) = match notice {
-            Notice::Skipped { .. } => (&skipped, "bad lines"),
-            Notice::Failed { .. } => (&failed, "failures"),
+        let lines = match notice {
+            Notice::Skipped { .. } => &skipped,
+            Notice::Failed { .. } => &failed,
             Notice::Unreadable { .. } | Notice::Lost { .. } | Notice::Mismatch(_) => {
                 return messages.print(&format!("paced: {notice}"));
             }
         };
-        match (wanted, count.fetch_add(1, Ordering::Relaxed)) {
-            (Wanted::Nothing, _) => {}
-            (Wanted::Some, MAX_SINGLES) => {
-                messages.print(&format!("paced: more {what}, which are only counted; -v shows each"));
-            }
-            (Wanted::Some, before) if before > MAX_SINGLES => {}
-            _ => messages.print(&format!("paced: {notice}")),
+        let line = lock(lines).next(notice);
+        if let Some(line) = line.filter(|_| wanted != Wanted::Nothing) {
+            messages.print(&format!("paced: {line}"));
         }
     })
 }
