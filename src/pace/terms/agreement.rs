@@ -44,6 +44,8 @@ pub(crate) struct Agreement {
     known: Option<Known>,
     /// Whether its own limits are still to be proposed.
     is_proposing: bool,
+    /// Whether they are proposed only where the store has none.
+    only_first: bool,
     /// The text to write to the store, if the generation there is still this one.
     to_write: Option<(u64, String)>,
     /// The generation that this replica cannot use. Until there is a usable one, the known terms are of no use either.
@@ -127,6 +129,7 @@ impl Agreement {
             given,
             known: None,
             is_proposing: true,
+            only_first: false,
             to_write: None,
             rejected_generation: None,
             warned_fingerprint: None,
@@ -135,7 +138,7 @@ impl Agreement {
 
     /// Keeps this replica's own limits from being proposed, unless the store has none.
     pub(crate) const fn do_not_propose(&mut self) {
-        (self.state, self.is_proposing) = (State::Outdated, false);
+        (self.state, self.is_proposing, self.only_first) = (State::Outdated, false, true);
     }
 
     /// Returns the generation for reserve calls; `None` unless the terms in force are known.
@@ -306,6 +309,7 @@ impl Agreement {
             Load::Replace(new) => {
                 let new = new.put_in_force(stored.as_ref(), now, Replica::of_this_process());
                 self.to_write = Some((generation, new.to_text()));
+                self.is_proposing = !self.only_first;
                 return true;
             }
             Load::Stay { stored: revision, own } => {
@@ -376,7 +380,7 @@ impl Agreement {
     /// are in force.
     pub(crate) fn give(&mut self, given: Settings, now: Micros) -> Settings {
         self.own = given.terms();
-        self.is_proposing = true;
+        (self.is_proposing, self.only_first) = (true, false);
         self.rejected_generation = None;
         if self.state == State::Rejected {
             self.state = self.unread();

@@ -297,6 +297,21 @@ fn one_that_does_not_propose_reads_until_it_can_go_by_the_terms() {
 }
 
 #[test]
+fn one_that_does_not_propose_replaces_no_terms_that_others_write_at_the_same_instant() {
+    let mut agreement = Agreement::new(tests::settings("5/s"));
+    agreement.do_not_propose();
+    for _ in 0..2 {
+        assert!(agreement.on_record(status(0), None, NOW).is_none(), "the write may fail");
+        assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 0, text: written("5/s", None) }));
+    }
+    let mut first = agreement;
+    let adopted = first.on_record(status(1), Some(text("7/s")), NOW).map(|adopted| rate(&adopted.settings));
+    assert_eq!((adopted, first.settled(), first.wanted()), (Some(7.0), Some(1), None));
+    first.give(tests::settings("8/s"), NOW);
+    assert_eq!(first.wanted(), Some(Wanted::Read), "a reload is about its own limits");
+}
+
+#[test]
 fn another_file_is_warned_of_once_however_many_rates_are_set() {
     let mut agreement = in_force();
     let own = tests::settings("5/s").terms();
