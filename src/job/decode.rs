@@ -116,10 +116,10 @@ fn job_cost(
         own.push((Arc::clone(&rule.limit), rule.fitting(cost).map_err(too_large)?));
     }
     let known = |name: &String| rules.costs.iter().any(|rule| rule.own_name() == name);
-    if let Some((name, _)) = fields.costs.iter().find(|(name, _)| !known(name)) {
-        return Err(unknown(&format!("{COST_PREFIX}{name}")));
+    match fields.costs.iter().find(|(name, _)| !known(name)) {
+        Some((name, _)) => Err(no_such_limit(name, &rules.costs)),
+        None => Ok(Cost { units, own }),
     }
-    Ok(Cost { units, own })
 }
 
 fn id(given: Option<&str>) -> Result<String, Rejection> {
@@ -362,6 +362,20 @@ fn unknown(key: &str) -> Rejection {
     };
     let key = shown(key.as_bytes(), 60);
     Rejection::new(Reason::UnknownHeader, format!("`paced-{key}` does not exist; {hint}"))
+}
+
+/// A cost for a limit that has none of its own.
+fn no_such_limit(limit: &str, costs: &[CostRule]) -> Rejection {
+    let mut names: Vec<&str> = costs.iter().map(CostRule::own_name).collect();
+    names.sort_unstable();
+    names.dedup();
+    let there = match &*names {
+        [] => "no limit here has one; leave it out".to_owned(),
+        names => format!("the limits that have one are {}", names.join(", ")),
+    };
+    let name = shown(limit.as_bytes(), 60);
+    let detail = format!("`paced-{COST_PREFIX}{name}` is for a limit with a `cost` of its own: {there}");
+    Rejection::new(Reason::UnknownHeader, detail)
 }
 
 fn twice(name: &str) -> Rejection {

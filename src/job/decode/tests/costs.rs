@@ -91,7 +91,16 @@ fn what_no_limit_can_count_is_refused() {
          `max_cost` of this limit"
     );
     assert_eq!(refused(&[("tokens", Value::Integer(30_001))]).0, Reason::CostTooLarge);
-    assert_eq!(refused(&[("paced-cost-token", Value::Integer(1))]).0, Reason::UnknownHeader);
+    let (reason, detail) = refused(&[("paced-cost-token", Value::Integer(1))]);
+    assert_eq!(reason, Reason::UnknownHeader);
+    assert_eq!(
+        detail,
+        "`paced-cost-token` is for a limit with a `cost` of its own: the limits that have one are images, requests, tokens"
+    );
+    let message =
+        Message { headers: vec![("paced-cost-token".to_owned(), Value::Integer(1))], ..Message::default() };
+    let detail = decode(&message, &rules()).expect_err("no limit has a cost").detail;
+    assert!(detail.ends_with("of its own: no limit here has one; leave it out"), "{detail}");
     assert_eq!(refused(&[("paced-cost-tokens", Value::Integer(0))]).0, Reason::MalformedHeader);
     let twice = [("paced-cost-tokens", Value::Integer(1)), ("paced-cost-tokens", Value::Integer(1))];
     assert_eq!(refused(&twice).0, Reason::MalformedHeader);
