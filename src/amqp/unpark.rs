@@ -63,7 +63,8 @@ pub async fn unpark(options: &Options, downstream: &str) -> Result<u32, Error> {
     let connection = connect(&options.address, "unparking", Some(admit)).await?;
     let (connection, admissions) = (&connection, &*admissions);
     let (places, closing, mut progress) = (&places, &closing, Progress::default());
-    let unparking = Unparking { connection, admissions, places, closing, versions: None, asks_queues: false };
+    let (versions, is_later, asks_queues) = (None, false, false);
+    let unparking = Unparking { connection, admissions, places, closing, versions, is_later, asks_queues };
     let mut unparked = unparking.run(options, downstream, &mut progress).await;
     if unparked.is_ok() && progress.doubtful().is_some() {
         let asking = Unparking { asks_queues: true, ..unparking };
@@ -93,6 +94,8 @@ struct Unparking<'a> {
     closing: &'a CancellationToken,
     /// What was parked under these versions of the limits stays, about.
     versions: Option<&'a str>,
+    /// Whether the queues were looked at before.
+    is_later: bool,
     /// Whether queues of which the broker says 0 are asked themselves. That may cost the connection.
     asks_queues: bool,
 }
@@ -182,7 +185,7 @@ impl Unparking<'_> {
 
     /// Rejects this many messages of a queue, or less where others take the rest, or it was parked under the versions in force.
     async fn empty(&self, queue: &str, jobs: u32, progress: &mut Progress) -> Result<(), Error> {
-        let mut group = Group::new(jobs, self.versions);
+        let mut group = Group::new(jobs, self.versions, self.is_later);
         let mut emptied = Ok(());
         while emptied.is_ok() && !self.ends(&group) {
             emptied = self.turn(queue, &mut group).await;

@@ -24,11 +24,17 @@ const BYTES: u64 = 4 << 20;
 /// Replicas learn of a change at different times: for a moment they park copies by the old limits and by the new ones.
 const KNOWN: u32 = 250;
 
+/// The same for the first copies of a queue that had none when it was looked at before: they were parked since then. Each of
+/// them would be brought home in vain, and parked anew.
+const KNOWN_AT_HEAD: u32 = 2;
+
 /// The messages of a queue that came and are not rejected yet, and what is known of those before.
 #[derive(Default)]
 pub(super) struct Group<'a> {
     /// The versions by which those are known that were parked since the change.
     versions: Option<&'a str>,
+    /// Whether its queue was looked at before.
+    is_later: bool,
     /// How many are to be rejected, or a few more.
     wanted: u32,
     /// How many were.
@@ -46,14 +52,15 @@ pub(super) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// Of this many messages, less those that were parked under these versions.
-    pub(super) fn new(wanted: u32, versions: Option<&'a str>) -> Self {
-        Self { wanted, versions, ..Self::default() }
+    /// Of this many messages, less those that were parked under these versions. `is_later` is true if their queue was looked at
+    /// before.
+    pub(super) fn new(wanted: u32, versions: Option<&'a str>, is_later: bool) -> Self {
+        Self { wanted, versions, is_later, ..Self::default() }
     }
 
     /// Adds one that came.
     pub(super) fn add(&mut self, delivery: &mut Delivery) {
-        (self.last, self.here) = (delivery.delivery_tag, self.here + 1);
+        self.last = delivery.delivery_tag;
         let body = match take_mark(&mut delivery.properties) {
             Some(Mark::Cut(body)) => body,
             _ => delivery.data.len() as u64,
@@ -61,6 +68,12 @@ impl<'a> Group<'a> {
         self.sizes.note(body, body);
         let is_known =
             self.versions.is_some() && letter::versions(&delivery.properties).as_deref() == self.versions;
+        self.count(is_known);
+    }
+
+    /// Counts one that came, and whether it was parked since the change.
+    const fn count(&mut self, is_known: bool) {
+        self.here += 1;
         self.known = if is_known { self.known + 1 } else { 0 };
     }
 
@@ -100,7 +113,8 @@ impl<'a> Group<'a> {
 
     /// Whether what follows is taken to have been parked since the change.
     pub(super) const fn is_known(&self) -> bool {
-        self.known >= KNOWN
+        let is_head = self.known == self.taken();
+        self.known >= if self.is_later && is_head { KNOWN_AT_HEAD } else { KNOWN }
     }
 
     /// Whether all have come that are to be rejected.
@@ -147,6 +161,33 @@ mod tests {
             }
         }
         consumers
+    }
+
+    /// How many are brought home of a queue with these copies: true for each that was parked since the change.
+    fn brought(copies: &[bool], is_later: bool) -> u32 {
+        let mut group = Group::new(1_000, Some("b"), is_later);
+        for is_known in copies {
+            if group.is_over() {
+                break;
+            }
+            group.count(*is_known);
+        }
+        group.taken()
+    }
+
+    #[test]
+    fn few_copies_at_the_head_of_a_queue_suffice_where_it_was_looked_at_before() {
+        let copies = |old: usize, new: usize| [vec![false; old], vec![true; new]].concat();
+        let mixed = [[true, false].repeat(10), vec![true; 600]].concat();
+        for (copies, first, later) in [
+            (copies(0, 600), KNOWN, KNOWN_AT_HEAD),
+            (copies(20, 600), 20 + KNOWN, 20 + KNOWN),
+            (mixed, 20 + KNOWN, 20 + KNOWN),
+            (copies(0, 1), 1, 1),
+            (copies(1, 0), 1, 1),
+        ] {
+            assert_eq!((brought(&copies, false), brought(&copies, true)), (first, later), "{copies:?}");
+        }
     }
 
     #[test]

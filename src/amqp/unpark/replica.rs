@@ -48,10 +48,10 @@ impl Unparker {
     async fn unpark(&mut self) {
         let versions = self.asked.borrow_and_update().clone();
         let (mut attempt, mut backoff) = (0, Backoff::default());
-        let (mut progress, mut again) = (Progress::default(), AGAIN.iter());
+        let (mut progress, mut again, mut is_later) = (Progress::default(), AGAIN.iter(), false);
         while let Some(Some(connection)) = self.closing.run_until_cancelled(up(&mut self.link.current)).await
         {
-            let unparked = self.unpark_over(&connection, versions.as_deref(), &mut progress).await;
+            let unparked = self.unpark_over(&connection, versions.as_deref(), is_later, &mut progress).await;
             // It holds the socket of one that is lost.
             drop(connection);
             let downstream = &self.downstream;
@@ -63,10 +63,13 @@ impl Unparker {
                 );
             }
             let wait = match unparked {
-                Ok(()) => match progress.doubtful().and_then(|_| again.next()) {
-                    Some(wait) => *wait / self.options.haste,
-                    None => return self.end(&progress),
-                },
+                Ok(()) => {
+                    is_later = true;
+                    match progress.doubtful().and_then(|_| again.next()) {
+                        Some(wait) => *wait / self.options.haste,
+                        None => return self.end(&progress),
+                    }
+                }
                 Err(error) => {
                     attempt += 1;
                     again = AGAIN.iter();
@@ -96,11 +99,14 @@ impl Unparker {
         &self,
         connection: &Up,
         versions: Option<&str>,
+        is_later: bool,
         progress: &mut Progress,
     ) -> Result<(), Error> {
         let Self { options, downstream, places, closing, .. } = self;
         let admissions = &*connection.admissions;
-        let unparking = Unparking { connection, admissions, places, closing, versions, asks_queues: false };
+        let asks_queues = false;
+        let unparking =
+            Unparking { connection, admissions, places, closing, versions, is_later, asks_queues };
         unparking.run(options, downstream, progress).await
     }
 

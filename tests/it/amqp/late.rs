@@ -168,7 +168,8 @@ async fn a_late_declaration_leaves_no_channel() {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-async fn consumers(channel: &Channel, queue: &str) -> u32 {
+/// The number of consumers of the queue.
+pub async fn consumers(channel: &Channel, queue: &str) -> u32 {
     let declare = QueueDeclareOptions::default().passive();
     channel.queue_declare(queue.into(), declare, Default::default()).await.unwrap().consumer_count()
 }

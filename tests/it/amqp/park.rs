@@ -6,6 +6,7 @@ use paced::dispatch::{DeadLetter, ParkReason, Parked, Stay};
 use paced::job::{Reason, Value};
 use paced::time::{Micros, wall_now};
 
+use super::late::consumers;
 use super::rights::as_user;
 use super::*;
 use crate::support::unique;
@@ -330,6 +331,36 @@ async fn a_replica_that_learns_of_a_change_later_leaves_what_was_parked_since() 
     assert_eq!(found, versions[..285]);
     let left = 600 - 250 - 249..=600 - 250;
     until("the rest to stay", async || left.contains(&depth(&channel, queue).await)).await;
+    assert!(amqp.shutdown(LONG).await);
+}
+
+/// A queue that had no jobs at first is looked at again. What was parked there meanwhile stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_that_are_parked_behind_a_change_stay_although_their_queue_is_looked_at_again() {
+    const SINCE: u32 = 300;
+    let mut options = options(shared().await, "lookagain");
+    options.downstreams[0].prefetch = 1_000;
+    // It is looked at after half a second and after 5 s.
+    options.haste = 2;
+    let (amqp, mut source) = consuming(options.clone()).await;
+    let (_connection, channel) = open(&shared().await.url()).await;
+    publish(&amqp, &options, numbered(0..SINCE + 1)).await;
+    let mut deliveries = take(&mut source, SINCE as usize + 1).await.into_iter();
+    let under = |versions: &str, wait| Stay { versions: Some(versions.to_owned()), ..limited(wait) };
+    park(deliveries.next().unwrap(), under("a", Duration::from_secs(60))).await;
+    source.unpark(Some("b".to_owned()));
+    // All six queues were looked at by now.
+    assert_eq!(bodies(&take(&mut source, 1).await), numbered(0..1));
+    let wait = under("b", Duration::from_secs(600));
+    let parked: Vec<_> = deliveries.map(|delivery| delivery.ticket.park(wait.clone())).collect();
+    for parked in parked {
+        assert!(matches!(within("the confirm", parked).await, Parked::Done));
+    }
+    let first = take(&mut source, 1).await;
+    assert_eq!(bodies(&first), numbered(1..2), "it is looked at again");
+    let queue = "lookagain.wait.billing.256s";
+    until("its consumer to be gone", async || consumers(&channel, queue).await == 0).await;
+    assert!(depth(&channel, queue).await >= SINCE - 32, "a few come home in vain");
     assert!(amqp.shutdown(LONG).await);
 }
 
