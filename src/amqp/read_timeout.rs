@@ -67,9 +67,20 @@ pub(super) async fn answer<T>(
     what: &str,
     answer: impl Future<Output = Result<T, lapin::Error>>,
 ) -> Result<T, Error> {
+    let answer = async { answer.await.map_err(|error| Error::of(what, &error)) };
+    finish(admissions, closing, what, answer).await
+}
+
+/// Has calls to the broker, which have a time-out each, end within a [`ReadTimeout`] together. Drops them where they do not.
+pub(super) async fn finish<T>(
+    admissions: &Admissions,
+    closing: &CancellationToken,
+    what: &str,
+    calls: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
     let mut timeout = ReadTimeout::new(admissions, closing);
     tokio::select! {
-        answer = answer => answer.map_err(|error| Error::of(what, &error)),
+        ended = calls => ended,
         () = timeout.elapsed() => Err(Error::TimedOut { what: what.to_owned(), after: ANSWER }),
     }
 }
@@ -110,5 +121,21 @@ mod tests {
         assert_eq!(takes(LONGEST * 2, None).await, LONGEST);
         let hurried = takes(LONGEST * 2, Some(Duration::from_secs(5))).await;
         assert_eq!(hurried, Duration::from_secs(5) + SHUTDOWN_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_are_not_answered_end_soon_after_the_shutdown() {
+        let (admissions, closing) = (Admissions::default(), CancellationToken::new());
+        let start = Instant::now();
+        let calls = std::future::pending::<Result<(), Error>>();
+        let (ended, ()) = tokio::join!(finish(&admissions, &closing, "a queue", calls), async {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            closing.cancel();
+        });
+        assert!(matches!(ended, Err(Error::TimedOut { .. })), "{ended:?}");
+        assert_eq!(start.elapsed(), CHECK_INTERVAL + SHUTDOWN_TIMEOUT);
+        let answered = async { Err::<(), _>(Error::UnknownDownstream("x".to_owned())) };
+        let ended = finish(&admissions, &closing, "a queue", answered).await;
+        assert!(matches!(ended, Err(Error::UnknownDownstream(_))), "{ended:?}");
     }
 }

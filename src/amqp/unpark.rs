@@ -201,7 +201,10 @@ impl Unparking<'_> {
         self.admissions.heads_only(channel.id());
         let ended = match self.reject(&channel, queue, group).await {
             // Without an answer of the queue itself some of it could be lost with the channel.
-            Ok(()) => Acker::new(channel.clone(), queue.to_owned()).flush().await,
+            Ok(()) => {
+                let acker = Acker::new(channel.clone(), queue.to_owned());
+                self.finish(&format!("queue {queue}"), acker.flush()).await
+            }
             // It would not answer.
             Err(error) => Err(error),
         };
@@ -236,7 +239,7 @@ impl Unparking<'_> {
             if is_quiet && !self.closing.is_cancelled() {
                 // Others took the rest; or the broker is slow, or the queue has no leader, which would not answer either that it
                 // is consumed no more. Its consumer is counted if it answers.
-                match look(channel, queue).await? {
+                match self.finish(&what, look(channel, queue)).await? {
                     (_, 1..) if group.add_ready(&mut consumer) => {}
                     (0, 1..) => group.exhausted(),
                     _ => return Err(silent(queue)),
@@ -267,6 +270,11 @@ impl Unparking<'_> {
         answer: impl Future<Output = Result<T, lapin::Error>>,
     ) -> Result<T, Error> {
         read_timeout::answer(self.admissions, self.closing, what, answer).await
+    }
+
+    /// Waits for calls to the broker, which have a time-out each; not for long any more once it is to end.
+    async fn finish<T>(&self, what: &str, calls: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        read_timeout::finish(self.admissions, self.closing, what, calls).await
     }
 
     /// The next delivery; `None` if none comes.
