@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::failures::Ending;
 use crate::dispatch::health::Contact;
-use crate::dispatch::source::DeadLetter;
+use crate::dispatch::source::{DeadLetter, ParkReason};
 use crate::limit::JobCost;
 use crate::pace::{LaneId, ProbeEnd};
 
@@ -85,9 +85,13 @@ impl Event {
     pub(in crate::dispatch) fn into_entry(self) -> Option<Box<Entry>> {
         match self {
             Self::Back(entry) => Some(entry),
-            Self::Retry(due, mut entry)
-            | Self::Throttled(due, mut entry)
-            | Self::Unparked(due, _, mut entry) => {
+            Self::Retry(due, mut entry) | Self::Throttled(due, mut entry) => {
+                // It may have waited for a limit before.
+                entry.hold.reason = ParkReason::Retry;
+                entry.request.since = due;
+                Some(entry)
+            }
+            Self::Unparked(due, _, mut entry) => {
                 entry.request.since = due;
                 Some(entry)
             }

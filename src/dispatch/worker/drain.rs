@@ -99,10 +99,13 @@ impl Worker {
     }
 
     /// Gives a job back to its broker. One that has been sent is parked until its next attempt is due, since a job
-    /// that is given back loses the count of its attempts.
+    /// that is given back loses the count of its attempts. One that waits for a limit is for another replica at once, which
+    /// learns of its changes.
     fn give_back(&mut self, entry: Box<Entry>) {
         if entry.attempts.sent > 0 && entry.can_park() && !self.flights.abandon.is_cancelled() {
-            return self.park(entry.since(), ParkReason::Restart, entry);
+            let is_limited = entry.hold.reason == ParkReason::Limit;
+            let due = if is_limited { Instant::now() } else { entry.since() };
+            return self.park(due, ParkReason::Restart, entry);
         }
         self.context.meters.settled.returned.increment(1);
         entry.ticket.give_back();

@@ -97,6 +97,8 @@ pub(in crate::dispatch) enum ScriptedParking {
     Slow,
     /// The channel is lost before the confirm.
     Lost,
+    /// The same after a second.
+    LostLater,
     Refused,
 }
 
@@ -158,6 +160,10 @@ impl Ticket for ScriptedTicket {
                     if self.is_live() { Parked::Done } else { Parked::Unacked }
                 }
                 ScriptedParking::Lost => Parked::Lost,
+                ScriptedParking::LostLater => {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    Parked::Lost
+                }
                 ScriptedParking::Absent | ScriptedParking::Refused => Parked::Refused(self),
             }
         })

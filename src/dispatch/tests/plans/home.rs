@@ -225,6 +225,52 @@ async fn those_that_wait_here_are_counted_once_for_those_behind_them() {
     assert!(wait > 4 * hour && wait < 8 * hour, "17 are before it, three an hour: {wait:?}");
 }
 
+/// Its message comes again while it is being parked, and the replica stops. Another replica is to ask for a slot.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_waits_for_a_limit_when_the_replica_stops_comes_home_at_once() {
+    let window = Limit::first_hit_window("plan.free.window", 1, Duration::from_secs(3600)).unwrap();
+    let mut bench = bench("100/s", vec![("free", window)]);
+    bench.sink.answer("a", retry(503));
+    bench.tickets.parking = ScriptedParking::LostLater;
+    bench.publish(on("free", message("a")));
+    let done = bench.start();
+    bench.ledger.count(1).await;
+    let before = parked(&bench, "a")[0].until.since(wall_now());
+    assert!(before > Duration::from_secs(1800), "for the limit: {before:?}");
+    bench.reconnect();
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.publish_again(on("free", message("a")), "again");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(bench.ledger.of("again"), [], "the first one is still being parked");
+    bench.stop.cancel();
+    done.await.unwrap();
+    let again = bench.ledger.of("again");
+    let [Settled::Parked(stay)] = &again[..] else { panic!("{again:?}") };
+    assert_eq!((stay.reason, stay.attempts), (ParkReason::Restart, 1));
+    let wait = stay.until.since(wall_now());
+    assert!(wait <= Duration::from_millis(1), "{wait:?}");
+}
+
+/// An attempt that fails while the replica stops keeps its wait, although the job has waited for a limit before.
+#[tokio::test(start_paused = true)]
+async fn a_retry_keeps_its_time_in_a_stop_after_a_wait_for_a_limit() {
+    let mut bench = Bench::new("100/s", Duration::from_secs(1));
+    let wait = Duration::from_secs(30);
+    bench.options.retry.backoff = crate::dispatch::Backoff { min: wait, max: wait };
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.sink.answer("a", retry(503));
+    bench.publish_parked(message("a"), limited(wall_now(), wall_now()));
+    let done = bench.start();
+    bench.sink.arrived(1).await;
+    bench.stop.cancel();
+    done.await.unwrap();
+    let stays = parked(&bench, "a");
+    let [stay] = &stays[..] else { panic!("{:?}", bench.ledger) };
+    assert_eq!((stay.reason, stay.attempts), (ParkReason::Restart, 1));
+    let left = stay.until.since(wall_now());
+    assert!(left > wait / 2 && left <= wait, "{left:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_waits_for_a_limit_asks_for_a_slot_when_its_message_comes_again() {
     // The copy was not confirmed; or it cannot be parked, and waits here.
