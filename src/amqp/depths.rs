@@ -22,9 +22,11 @@ use super::topology::find_queue;
 use crate::lock::lock;
 use gauges::Gauges;
 use length::Length;
+use waits::MissingWaits;
 
 mod gauges;
 mod length;
+mod waits;
 
 /// The least time between two looks at queues: 20 a second.
 const PACE: Duration = Duration::from_millis(50);
@@ -72,6 +74,7 @@ struct Seen {
     outdated: BTreeSet<String>,
     /// The downstreams whose wait queues (of jobs that wait for a limit) were declared since the last sweep read them.
     declared: BTreeSet<String>,
+    missing_waits: MissingWaits,
     asked_at: Option<Instant>,
 }
 
@@ -94,7 +97,19 @@ impl Depths {
 
     /// Has the next sweep read the wait queues of a downstream, which were declared just now.
     pub(super) fn look_for_waits(&self, downstream: &str) {
-        lock(&self.0.seen).declared.insert(downstream.to_owned());
+        let mut seen = lock(&self.0.seen);
+        seen.declared.insert(downstream.to_owned());
+        seen.missing_waits.declared(downstream, Instant::now());
+    }
+
+    /// Whether the wait queues of a downstream were missing when somebody looked a few minutes ago.
+    pub(super) fn lacks_waits(&self, downstream: &str) -> bool {
+        lock(&self.0.seen).missing_waits.has(downstream, Instant::now())
+    }
+
+    /// Notes that the wait queues of a downstream were missing when a look began at this time.
+    pub(super) fn waits_missing(&self, downstream: &str, at: Instant) {
+        lock(&self.0.seen).missing_waits.found(downstream, at);
     }
 
     /// The number of messages that reached no downstream's queue; `None` as in [`Depths::of`].
@@ -162,12 +177,13 @@ impl Queue {
     /// # Errors
     /// The connection cannot be used.
     async fn look(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
-        if !self.length.is_due(Instant::now()) {
+        let began = Instant::now();
+        if !self.length.is_due(began) {
             return Ok(());
         }
         match probe.count(&self.name).await? {
             Ok(messages) => self.length.found(messages),
-            Err(Error::NotFound { .. }) => self.length.missing(Instant::now()),
+            Err(Error::NotFound { .. }) => self.length.missing(began),
             Err(error) => {
                 if self.length.failed(Instant::now()) {
                     debug!(queue = self.name, %error, "the length of a queue cannot be read");
@@ -333,6 +349,9 @@ impl Sweeper {
             let mut depth = queues.look(probe).await?;
             queues.gauges.show(depth);
             let mut seen = lock(&self.depths.0.seen);
+            if let Some(at) = queues.waits.first().and_then(|wait| wait.length.missing_at()) {
+                seen.missing_waits.found(&queues.downstream, at);
+            }
             if let Some(depth) = &mut depth
                 && seen.outdated.contains(&queues.downstream)
             {

@@ -273,6 +273,7 @@ impl Amqp {
             downstream: downstream.to_owned(),
             link: link.clone(),
             places: self.subscribers.unparking.clone(),
+            depths: self.depths.clone(),
             asked: parking.unpark.subscribe(),
             closing: closing.clone(),
         };

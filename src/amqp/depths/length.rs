@@ -19,12 +19,10 @@ const SELDOM: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(1800
 enum State {
     /// No sweep has read it yet, or none could.
     Unknown,
-    Missing,
+    /// It was missing when a look began at this time.
+    Missing { at: Instant },
     /// `last` is what the latest look found, and `believed` what counts.
-    Found {
-        believed: u32,
-        last: u32,
-    },
+    Found { believed: u32, last: u32 },
 }
 
 /// The length of one queue over time.
@@ -67,7 +65,15 @@ impl Length {
     pub(super) const fn get(&self) -> Option<u32> {
         match self.state {
             State::Found { believed, .. } => Some(believed),
-            State::Unknown | State::Missing => None,
+            State::Unknown | State::Missing { .. } => None,
+        }
+    }
+
+    /// When the latest look began, if the queue was missing.
+    pub(super) const fn missing_at(&self) -> Option<Instant> {
+        match self.state {
+            State::Missing { at } => Some(at),
+            State::Unknown | State::Found { .. } => None,
         }
     }
 
@@ -93,7 +99,7 @@ impl Length {
 
     /// Notes that the queue is missing.
     pub(super) fn missing(&mut self, now: Instant) {
-        self.state = State::Missing;
+        self.state = State::Missing { at: now };
         self.wait(now);
     }
 
@@ -139,9 +145,10 @@ mod tests {
         assert_eq!(length.get(), None, "nobody knows");
         length.found(0);
         assert_eq!(length.get(), Some(0));
-        length.missing(Instant::now());
+        let now = Instant::now();
+        length.missing(now);
         length.forget();
-        assert_eq!((length.get(), length.state), (None, State::Missing));
+        assert_eq!((length.get(), length.missing_at()), (None, Some(now)));
     }
 
     #[test]

@@ -57,6 +57,11 @@ impl Progress {
         self.queues.clear();
     }
 
+    /// Whether no queue exists, as far as is known.
+    pub(super) fn has_no_queue(&self) -> bool {
+        self.queues.is_empty()
+    }
+
     /// Whether it is certain that the queue is empty.
     pub(super) fn is_empty(&self, queue: &str) -> bool {
         self.queues.get(queue) == Some(&State::Empty)
@@ -113,7 +118,9 @@ mod tests {
         assert_eq!((progress.is_empty("a"), progress.doubtful()), (false, None));
         progress.seen("c", 7, 0);
         assert_eq!((progress.doubtful(), progress.has_begun()), (Some("c"), true));
+        assert!(!progress.has_no_queue());
         progress.all_missing();
         assert_eq!((progress.doubtful(), progress.has_begun()), (None, false));
+        assert!(progress.has_no_queue());
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -11,6 +12,7 @@ use super::progress::Progress;
 use super::{Places, Unparking};
 use crate::amqp::Options;
 use crate::amqp::connection::Backoff;
+use crate::amqp::depths::Depths;
 use crate::amqp::error::Error;
 use crate::amqp::links::Link;
 use crate::amqp::rungs::RETRY;
@@ -30,6 +32,8 @@ pub(in crate::amqp) struct Unparker {
     /// The connection over which that is done.
     pub(in crate::amqp) link: Link,
     pub(in crate::amqp) places: Places,
+    /// Knows whether the queues exist.
+    pub(in crate::amqp) depths: Depths,
     /// Keeps the last request: all but those come home that were parked under these versions of the limits.
     pub(in crate::amqp) asked: watch::Receiver<Option<String>>,
     pub(in crate::amqp) closing: CancellationToken,
@@ -47,6 +51,9 @@ impl Unparker {
     /// Tries until it is done, or cannot be, or until it is asked for anew.
     async fn unpark(&mut self) {
         let versions = self.asked.borrow_and_update().clone();
+        if self.depths.lacks_waits(&self.downstream) {
+            return;
+        }
         let (mut attempt, mut backoff) = (0, Backoff::default());
         let (mut progress, mut again, mut is_later) = (Progress::default(), AGAIN.iter(), false);
         while let Some(Some(connection)) = self.closing.run_until_cancelled(up(&mut self.link.current)).await
@@ -107,7 +114,12 @@ impl Unparker {
         let asks_queues = false;
         let unparking =
             Unparking { connection, admissions, places, closing, versions, is_later, asks_queues };
-        unparking.run(options, downstream, progress).await
+        let began = Instant::now();
+        let unparked = unparking.run(options, downstream, progress).await;
+        if unparked.is_ok() && progress.has_no_queue() {
+            self.depths.waits_missing(downstream, began);
+        }
+        unparked
     }
 
     /// Waits. Returns false if it is to end, or is asked for anew.

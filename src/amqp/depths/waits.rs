@@ -1,0 +1,70 @@
+//! Which downstreams have no queues of jobs that wait for a limit. It has no I/O.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long it counts that the queues of a downstream were missing. The broker logs each look at a queue that is missing. Another
+/// replica that declares them meanwhile brings home itself what it parks there.
+const COUNTS_FOR: Duration = Duration::from_secs(300);
+
+/// The downstreams whose wait queues were missing when somebody looked.
+#[derive(Debug, Default)]
+pub(super) struct MissingWaits {
+    /// When the last look began that found none.
+    missing: BTreeMap<String, Instant>,
+    /// When this process declared them last.
+    declared: BTreeMap<String, Instant>,
+}
+
+impl MissingWaits {
+    /// Notes that a look which began at this time found none. What was declared since then counts more.
+    pub(super) fn found(&mut self, downstream: &str, at: Instant) {
+        if self.declared.get(downstream).is_none_or(|declared| *declared < at) {
+            let last = self.missing.entry(downstream.to_owned()).or_insert(at);
+            *last = at.max(*last);
+        }
+    }
+
+    /// Notes that this process has declared them.
+    pub(super) fn declared(&mut self, downstream: &str, at: Instant) {
+        self.missing.remove(downstream);
+        self.declared.insert(downstream.to_owned(), at);
+    }
+
+    /// Whether they are taken to be missing.
+    pub(super) fn has(&self, downstream: &str, now: Instant) -> bool {
+        self.missing.get(downstream).is_some_and(|at| now < *at + COUNTS_FOR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn what_was_missing_counts_as_missing_for_a_while() {
+        let (mut missing, before) = (MissingWaits::default(), Instant::now());
+        let start = before + SECOND;
+        assert!(!missing.has("billing", start), "nobody has looked");
+        missing.found("billing", start);
+        assert!(missing.has("billing", start) && !missing.has("other", start));
+        missing.found("billing", before);
+        assert!(missing.has("billing", start + COUNTS_FOR - SECOND));
+        assert!(!missing.has("billing", start + COUNTS_FOR));
+    }
+
+    #[test]
+    fn a_look_that_began_before_they_were_declared_says_nothing() {
+        let (mut missing, start) = (MissingWaits::default(), Instant::now());
+        missing.found("billing", start);
+        missing.declared("billing", start + SECOND);
+        missing.found("billing", start);
+        assert!(!missing.has("billing", start + SECOND));
+        missing.found("billing", start + 2 * SECOND);
+        assert!(missing.has("billing", start + 2 * SECOND), "they were deleted");
+    }
+}
