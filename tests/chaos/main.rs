@@ -20,6 +20,7 @@ mod costs;
 mod embed;
 mod failover;
 mod lasting;
+mod leaderless;
 mod many;
 mod nodes;
 mod park;

@@ -14,7 +14,7 @@ use crate::support::servers::{Rabbit, Redis, rabbit, redis};
 use crate::support::site::{Site, compare};
 
 /// Jobs that must not go before this instant.
-fn later(stem: &str, count: usize, at: Micros) -> Vec<Job> {
+pub(crate) fn later(stem: &str, count: usize, at: Micros) -> Vec<Job> {
     let not_before = |job: Job| job.header_value("paced-not-before", AMQPValue::LongLongInt(at.0 / 1000));
     Job::many(stem, count).into_iter().map(not_before).collect()
 }
