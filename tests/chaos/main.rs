@@ -23,6 +23,7 @@ mod lasting;
 mod leaderless;
 mod many;
 mod nodes;
+mod orphans;
 mod park;
 mod rates;
 mod rig;

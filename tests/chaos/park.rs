@@ -6,7 +6,7 @@ use lapin::types::AMQPValue;
 use paced::time::{Micros, wall_now};
 
 use crate::LONG;
-use crate::rig::{Chaos, REPLICAS, Rig};
+use crate::rig::{Chaos, RATE, REPLICAS, Rig};
 use crate::support::api::{Answer, stamp};
 use crate::support::daemon::Paced;
 use crate::support::publish::Job;
@@ -250,4 +250,64 @@ async fn attempts_are_bounded_over_rolling_restarts() {
         let sent = run.arrivals.iter().filter(|arrival| arrival.id() == id).count();
         assert_eq!(sent, 6, "{id}; {run}");
     }
+}
+
+/// 900 jobs of a plan that is used up are parked. After a reset of its count the next 100 go within 5 s, and after its limit was
+/// raised all others, at the pace of their downstream; each goes once.
+#[tokio::test]
+async fn parked_jobs_of_a_plan_go_soon_after_a_change() {
+    const JOBS: usize = 1000;
+    const QUOTA: usize = 100;
+    const SOON: Duration = Duration::from_secs(5);
+    let redis = Redis::dedicated().await;
+    let limit =
+        format!("algorithm = 'fixed-window', anchor = 'first-hit', rate = '{QUOTA}/30d', name = 'monthly'");
+    let downstream = format!("rate = '{RATE}'\n[plans.free]\nlimits = [{{ {limit} }}]");
+    let rig = Rig::with(Chaos::begin("changes"), &downstream, [&redis.url(); REPLICAS]).await;
+    let of_plan = |job: Job| job.header("paced-plan", "free");
+    rig.site.publish(Job::many("job", JOBS).into_iter().map(of_plan).collect()).await;
+    all_but_those_sent_are_parked(&rig, JOBS).await;
+    let before = rig.site.api.count();
+
+    rig.cli(&["reset", "billing", "--yes", "--reason", "chaos"]).await;
+    let changed = stamp();
+    let replicas: Vec<&Paced> = rig.replicas.iter().collect();
+    rig.site.used_up(2 * QUOTA, &replicas, LONG).await;
+    let took = since(&rig, changed);
+    let sent = rig.site.api.count() - before;
+    eprintln!("changes: {sent} jobs are out {took:?} after a reset");
+    assert!(sent > QUOTA / 2 && took < SOON, "{sent} after {took:?}");
+
+    all_but_those_sent_are_parked(&rig, JOBS).await;
+    let left = JOBS - rig.site.api.count();
+    rig.cli(&["rate", "set", "billing", "10000/30d", "--limit", "plan.free.monthly", "--reason", "chaos"])
+        .await;
+    let changed = stamp();
+    rig.reach(JOBS).await;
+    let took = since(&rig, changed);
+    eprintln!("changes: {left} jobs are out {took:?} after their limit was raised");
+    let pace = rig.rate.interval() * u32::try_from(left).unwrap();
+    assert!(took < SOON + pace, "{left} after {took:?}");
+    let run = rig.end(JOBS).await;
+    run.assert_once();
+    run.assert_paced();
+}
+
+/// Waits until every job of a plan is parked that was not sent.
+async fn all_but_those_sent_are_parked(rig: &Rig, jobs: usize) {
+    crate::support::until("the others to be parked", LONG, async || {
+        let mut waiting = 0;
+        for seconds in [4, 16, 64, 256, 1024, 4096] {
+            let queue = format!("{}.wait.billing.{seconds}s", rig.site.prefix);
+            waiting += crate::support::publish::depth(&rig.site.amqp, &queue).await.unwrap_or(0);
+        }
+        waiting as usize + rig.site.api.count() == jobs
+    })
+    .await;
+}
+
+/// The time from then to the last request.
+fn since(rig: &Rig, then: u64) -> Duration {
+    let last = rig.site.api.stamps().last().copied().unwrap();
+    Duration::from_nanos(last.saturating_sub(then))
 }
