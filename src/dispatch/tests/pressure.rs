@@ -163,6 +163,18 @@ async fn a_short_wait_is_held_and_so_is_any_where_places_are_free() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_wait_of_little_more_than_a_second_is_one_stay() {
+    let (mut bench, mut broker) = (bench("100/s", 100), Broker::default());
+    bench.options.hold_max = S;
+    broker.publish(&bench, not_before("far", Duration::from_millis(3140)));
+    let start = Instant::now();
+    let _running = bench.start();
+    broker.work(&bench, |ended| ended >= 1).await;
+    assert_eq!(stays(&bench).len(), 2, "of two seconds, and of the second that is left: {:?}", bench.ledger);
+    assert!(bench.sink.millis(start)[0] >= 3139);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_retry_leaves_a_full_window_with_its_attempts() {
     for (jobs, parked) in [(100, 1), (3, 0)] {
         let mut bench = bench("100/s", 10);
