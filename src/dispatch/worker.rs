@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt as _};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -95,12 +95,13 @@ impl Flights {
 }
 
 /// Waits until this work is done, and forgets it; forever, if there is none. Cancel safe.
-async fn ended(work: &mut Option<BoxFuture<'static, ()>>) {
-    match work {
+async fn ended<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
+    let output = match work {
         Some(under_way) => under_way.as_mut().await,
         None => std::future::pending().await,
-    }
+    };
     *work = None;
+    output
 }
 
 impl Worker {
@@ -185,7 +186,8 @@ impl Worker {
                     let more = std::iter::from_fn(|| events.try_recv().ok());
                     more.take(MAX_INPUTS_PER_TURN).for_each(|event| self.note(event));
                 }
-                Some(step) = self.halt.steps.next() => self.stepped(step),
+                () = ended(&mut self.halt.stopping) => self.source_stopped(),
+                tried = ended(&mut self.halt.trial) => self.tried(tried),
                 () = control.changed() => {}
                 () = ended(&mut self.opened) => self.engine.on_opened(),
                 () = self.engine.next(wakeups, own) => self.apply(),

@@ -2,9 +2,14 @@
 //!
 //! A replica that halts suspends its engine, which gives up the slots that it holds. It stops its source, gives its jobs
 //! back for others, and ends its lease, so that the others have the whole pace. Jobs that must not go back are held.
+//!
+//! | the source | while the replica is halted | once it takes jobs again |
+//! |---|---|---|
+//! | `Open` | is stopped | |
+//! | `Stopped` | jobs are given back when no more come; a trial may ask for one | is resumed |
+//! | `One` | is stopped when that job is here | is resumed |
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::Worker;
@@ -25,10 +30,12 @@ mod trial;
 pub(super) struct Halt {
     health: Health,
     source: SourceState,
+    /// Ends when the source hands out no more jobs, after it was stopped.
+    pub(super) stopping: Option<BoxFuture<'static, ()>>,
+    /// Ends with the result of the trial under way.
+    pub(super) trial: Option<BoxFuture<'static, Tried>>,
     /// The window that the source was given last, once that is known.
     given_window: Option<u16>,
-    /// The steps in progress.
-    pub(super) steps: FuturesUnordered<BoxFuture<'static, Step>>,
     /// The number of jobs in the backlog after the last sweep.
     backlog_at_sweep: Option<usize>,
     /// The jobs for trials; one at a time is sent to find out whether the credentials are accepted again.
@@ -39,28 +46,24 @@ pub(super) struct Halt {
     secrets_trouble: Episode<String>,
 }
 
-/// The state of the source.
+/// What the source is to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SourceState {
     /// It hands out jobs.
     #[default]
     Open,
-    /// It is stopping, and may still hand out some jobs.
-    Stopping,
-    /// It hands out none.
+    /// It hands out none, except for those that were under way when it was stopped.
     Stopped,
     /// It hands out one job for a trial, in a window of this size.
     One(u16),
 }
 
-/// The result of an asynchronous step of a halt.
-pub(super) enum Step {
-    /// The source has stopped.
-    SourceStopped,
-    /// A trial connection was opened, or failed.
-    Connected(Result<(), String>),
+/// The result of a trial, or of what precedes it.
+pub(super) enum Tried {
+    /// A connection was opened, or failed.
+    Connection(Result<(), String>),
     /// The secrets were read again.
-    SecretsRead(Result<bool, String>),
+    Secrets(Result<bool, String>),
 }
 
 impl Halt {
@@ -88,9 +91,9 @@ impl Halt {
         drop(self.take_if(|entry| !entry.ticket.is_live()));
     }
 
-    /// Whether the source has stopped, except for a job for a trial.
-    const fn is_settled(&self) -> bool {
-        matches!(self.source, SourceState::Stopped | SourceState::One(_))
+    /// Whether the source hands out no more jobs, except for one for a trial.
+    fn is_settled(&self) -> bool {
+        self.source != SourceState::Open && self.stopping.is_none()
     }
 }
 
@@ -105,10 +108,9 @@ impl Worker {
     /// Stops or resumes the source, gives jobs back, and begins a trial that is due.
     pub(super) fn tick_halt(&mut self, source: &mut impl Source, now: Instant) {
         let reason = self.halt.reason();
-        let is_swept = self.halt.backlog_at_sweep == Some(self.engine.waiting());
         match (reason, self.halt.source) {
             (Some(_), SourceState::Open) => self.stop_source(source),
-            (Some(_), SourceState::One(_)) if !is_swept => self.stop_source(source),
+            (Some(_), SourceState::One(_)) if !self.is_swept() => self.stop_source(source),
             (Some(_), _) | (None, SourceState::Open) => self.resize(source),
             (None, _) => self.resume_source(SourceState::Open, source),
         }
@@ -123,16 +125,12 @@ impl Worker {
     }
 
     fn stop_source(&mut self, source: &mut impl Source) {
-        self.halt.source = SourceState::Stopping;
-        let stopped = source.pause();
-        self.halt.steps.push(Box::pin(async move {
-            stopped.await;
-            Step::SourceStopped
-        }));
+        (self.halt.source, self.halt.stopping) = (SourceState::Stopped, Some(source.pause()));
     }
 
     fn resume_source(&mut self, state: SourceState, source: &mut impl Source) {
         let before = std::mem::replace(&mut self.halt.source, state);
+        self.halt.stopping = None;
         self.resize(source);
         if !matches!(before, SourceState::One(_)) || state == SourceState::Open {
             source.resume();
@@ -150,14 +148,16 @@ impl Worker {
         }
     }
 
-    /// Handles the result of a step.
-    pub(super) fn stepped(&mut self, step: Step) {
-        match step {
-            Step::SourceStopped => {
-                (self.halt.source, self.halt.backlog_at_sweep) = (SourceState::Stopped, None);
-            }
-            Step::Connected(tried) => self.tried_connection(tried),
-            Step::SecretsRead(read) => self.secrets_read(read),
+    /// Handles that the source hands out no more jobs: all that are here are swept.
+    pub(super) const fn source_stopped(&mut self) {
+        self.halt.backlog_at_sweep = None;
+    }
+
+    /// Handles the result of a trial, or of what precedes it.
+    pub(super) fn tried(&mut self, tried: Tried) {
+        match tried {
+            Tried::Connection(tried) => self.tried_connection(tried),
+            Tried::Secrets(read) => self.secrets_read(read),
         }
     }
 
@@ -182,10 +182,6 @@ impl Worker {
     }
 
     fn halt(&mut self, reason: Reason) {
-        if self.halt.source == SourceState::Stopping {
-            // The step that reported it went when the replica continued: it is stopped once more.
-            self.halt.source = SourceState::Open;
-        }
         self.halt.backlog_at_sweep = None;
         self.context.meters.stopped_for(reason.as_str(), true);
         let downstream = &self.context.downstream;
@@ -220,8 +216,8 @@ impl Worker {
             downstream = self.context.downstream,
             "the downstream can be used again: this replica takes jobs for it"
         );
-        // What was begun would come too late.
-        self.halt.steps.clear();
+        // Its result would come too late.
+        self.halt.trial = None;
         self.halt.is_crowded = false;
         // The jobs that waited for this decision are released.
         let mut entries: Vec<Box<Entry>> = self.halt.take_if(|_| true).collect();
@@ -240,8 +236,8 @@ impl Worker {
     /// Gives back jobs that others can send, and keeps those needed for trials. Jobs that must not be given back are
     /// held.
     fn sweep(&mut self, now: Instant) {
-        let is_swept = self.halt.backlog_at_sweep == Some(self.engine.waiting());
-        let Some(reason) = self.halt.reason().filter(|_| self.halt.is_settled() && !is_swept) else { return };
+        let is_due = self.halt.is_settled() && !self.is_swept();
+        let Some(reason) = self.halt.reason().filter(|_| is_due) else { return };
         let keeps = reason == Reason::Unauthorized;
         let mut entries = self.engine.take_waiting();
         entries.retain(|entry| entry.ticket.is_live());
@@ -268,6 +264,11 @@ impl Worker {
             }
         }
         self.halt.backlog_at_sweep = Some(self.engine.waiting());
+    }
+
+    /// Whether no job has come since the last sweep.
+    fn is_swept(&self) -> bool {
+        self.halt.backlog_at_sweep == Some(self.engine.waiting())
     }
 }
 

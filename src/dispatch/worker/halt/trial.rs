@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{SourceState, Step};
+use super::{SourceState, Tried};
 use crate::dispatch::entry::Entry;
 use crate::dispatch::health::{Health, Reason};
 use crate::dispatch::preflight::JobAdmission;
@@ -20,7 +20,7 @@ impl Worker {
     pub(super) fn try_connection(&mut self) {
         self.halt.health.trial_begun();
         let sink = Arc::clone(&self.context.sink);
-        self.halt.steps.push(Box::pin(async move { Step::Connected(sink.try_connection().await) }));
+        self.halt.trial = Some(Box::pin(async move { Tried::Connection(sink.try_connection().await) }));
     }
 
     pub(super) fn tried_connection(&mut self, tried: Result<(), String>) {
@@ -46,7 +46,7 @@ impl Worker {
         }
         self.halt.health.trial_begun();
         let sink = Arc::clone(&self.context.sink);
-        self.halt.steps.push(Box::pin(async move { Step::SecretsRead(sink.read_secrets().await) }));
+        self.halt.trial = Some(Box::pin(async move { Tried::Secrets(sink.read_secrets().await) }));
         let all_refused = !self.halt.candidates.has_unrefused();
         self.halt.is_crowded = all_refused && source.is_full();
         if all_refused && in_hand < usize::from(self.engine.settings().window()) + MAX_EXTRA {
