@@ -17,6 +17,7 @@ use tracing::debug;
 use super::Options;
 use super::connection::{channel, close};
 use super::error::Error;
+use super::ladder::OWN_RUNGS;
 use super::supervisor::{ConnectionWatch, up};
 use super::topology::find_queue;
 use crate::lock::lock;
@@ -27,6 +28,8 @@ use waits::MissingWaits;
 mod gauges;
 mod length;
 mod waits;
+
+pub use waits::Waiting;
 
 /// The least time between two looks at queues: 20 a second.
 const PACE: Duration = Duration::from_millis(50);
@@ -51,12 +54,19 @@ pub struct Depth {
     /// The jobs that are ready in the queue of new jobs and in that of those that came back from where they were parked.
     /// Those that consumers hold unacked are not counted.
     pub ready: u32,
-    /// The jobs that are parked for a limit of the downstream.
-    pub waiting: u32,
+    /// The jobs that are parked for a limit of the downstream, by the queue that they are in: the shortest stay first.
+    pub waits: [Waiting; OWN_RUNGS],
     /// The dead letters; `None` if their queue is missing, or cannot be looked at.
     pub dead: Option<u32>,
     /// When the downstream's queues were last looked at.
     pub at: Instant,
+}
+
+impl Depth {
+    /// The number of jobs that are parked for a limit of the downstream.
+    pub fn waiting(&self) -> u32 {
+        self.waits.iter().fold(0, |sum, waiting| waiting.jobs.saturating_add(sum))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -194,6 +204,14 @@ impl Queue {
     }
 }
 
+/// A queue of jobs that wait for a limit.
+#[derive(Debug)]
+struct WaitQueue {
+    queue: Queue,
+    /// How long they stay.
+    stay: Duration,
+}
+
 /// The queues of a downstream.
 #[derive(Debug)]
 struct Queues {
@@ -201,7 +219,7 @@ struct Queues {
     jobs: Queue,
     home: Queue,
     /// Those of jobs that wait for a limit, which are declared together on first use.
-    waits: Vec<Queue>,
+    waits: Vec<WaitQueue>,
     dead: Queue,
     gauges: Gauges,
 }
@@ -212,15 +230,19 @@ impl Queues {
         self.home.look(probe).await?;
         self.dead.look(probe).await?;
         for wait in &mut self.waits {
-            wait.look(probe).await?;
-            if wait.length.get().is_none() {
+            wait.queue.look(probe).await?;
+            if wait.queue.length.get().is_none() {
                 break;
             }
+        }
+        let mut waits = [Waiting::default(); OWN_RUNGS];
+        for (waiting, wait) in waits.iter_mut().zip(&self.waits) {
+            *waiting = Waiting { within: wait.stay, jobs: wait.queue.length.get().unwrap_or(0) };
         }
         let depth = |jobs: u32| Depth {
             // Without a queue that parked jobs come home to, all jobs are in the other one.
             ready: jobs.saturating_add(self.home.length.get().unwrap_or(0)),
-            waiting: self.waits.iter().filter_map(|wait| wait.length.get()).sum(),
+            waits,
             dead: self.dead.length.get(),
             at: Instant::now(),
         };
@@ -288,7 +310,10 @@ impl Sweeper {
             home: queue(names.home_queue(&downstream.name)),
             waits: names
                 .waits(&downstream.name)
-                .map(|delay| Queue { name: delay.name, length: Length::seldom(haste) })
+                .map(|delay| WaitQueue {
+                    queue: Queue { name: delay.name, length: Length::seldom(haste) },
+                    stay: delay.rung.stay(options.rung_unit),
+                })
                 .collect(),
             dead: queue(names.dead(&downstream.name)),
             gauges: Gauges::new(&downstream.name),
@@ -343,13 +368,13 @@ impl Sweeper {
                     queues.dead.length.forget();
                 }
                 if seen.declared.remove(&queues.downstream) {
-                    queues.waits.iter_mut().for_each(|wait| wait.length.declared());
+                    queues.waits.iter_mut().for_each(|wait| wait.queue.length.declared());
                 }
             }
             let mut depth = queues.look(probe).await?;
             queues.gauges.show(depth);
             let mut seen = lock(&self.depths.0.seen);
-            if let Some(at) = queues.waits.first().and_then(|wait| wait.length.missing_at()) {
+            if let Some(at) = queues.waits.first().and_then(|wait| wait.queue.length.missing_at()) {
                 seen.missing_waits.found(&queues.downstream, at);
             }
             if let Some(depth) = &mut depth

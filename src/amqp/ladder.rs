@@ -17,6 +17,9 @@ const HIGHEST: u8 = 22;
 /// The rungs of a downstream's own, as powers of two: no stay there is longer than 4096 s, after which it is decided again.
 const OWN: [u8; 6] = [2, 4, 6, 8, 10, 12];
 
+/// How many rungs of its own a downstream has.
+pub(super) const OWN_RUNGS: usize = OWN.len();
+
 /// How much of a wait a stay must leave, as a divisor: the broker takes some time to move a message, and more if many
 /// come home together.
 const SPARE: u32 = 8;

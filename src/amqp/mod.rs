@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 pub use address::{Address, AddressError};
 pub use check::{Findings, Warning, check_online};
 pub use dead::{DeadLetters, Filter, Letter, Replay, Scan, Tally};
-pub use depths::{Depth, Depths};
+pub use depths::{Depth, Depths, Waiting};
 pub use error::Error;
 pub use greeting::Server;
 pub use ladder::RUNG_UNIT;

@@ -117,7 +117,7 @@ pub struct Terms {
 }
 
 /// The jobs of a downstream in the broker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queues {
     /// The messages that are ready.
     pub queued: Option<u32>,
@@ -126,8 +126,20 @@ pub struct Queues {
     /// Those of them that wait for a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked_for_limits: Option<u32>,
+    /// The same by the time after which they come back at the latest, the shortest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parked_for_limits_within: Vec<ParkedWithin>,
     /// The dead letters.
     pub dead: Option<u32>,
+}
+
+/// Jobs that are parked for a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedWithin {
+    /// They come back after this many seconds at the latest, and ask for a slot.
+    pub seconds: u64,
+    /// Their number.
+    pub jobs: u32,
 }
 
 /// The pace of a downstream, and the instants to come.

@@ -127,8 +127,14 @@ fn jobs(downstream: &Downstream) -> [Fact; 2] {
         counts.waiting, counts.delayed, counts.retrying, counts.held, counts.sending, counts.settling
     );
     let known = |count: Option<i64>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+    let within = downstream.queues.parked_for_limits_within.iter();
+    let within: Vec<String> = within.map(|one| format!("{} within {} s", one.jobs, one.seconds)).collect();
+    let limited = match within.is_empty() {
+        true => String::new(),
+        false => format!("; parked for a limit or a pause, and back: {}", within.join(", ")),
+    };
     let broker = format!(
-        "{} queued, {} parked, {} dead letter(s)",
+        "{} queued, {} parked, {} dead letter(s){limited}",
         known(downstream.queues.queued.map(i64::from)),
         known(downstream.queues.parked),
         known(downstream.queues.dead.map(i64::from))

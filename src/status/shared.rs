@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use paced::amqp::{CONSUMING, Depth, Depths};
 use paced::api::Millis;
-use paced::api::state::{Connection, Counts, Downstream, Fleet, Replica, State, Unclaimed};
+use paced::api::state::{Connection, Counts, Downstream, Fleet, ParkedWithin, Replica, State, Unclaimed};
 use paced::dispatch::{Peers, Snapshot, View};
 use paced::lock::lock;
 use paced::store::Store;
@@ -179,10 +179,15 @@ fn downstream(
     known.describe(&mut downstream, replicas, now);
     if let Some(depth) = depth {
         (downstream.queues.queued, downstream.queues.dead) = (Some(depth.ready), depth.dead);
-        if depth.waiting > 0 {
+        let waiting = depth.waiting();
+        if waiting > 0 {
             // The store may have forgotten them.
-            let parked = downstream.queues.parked.max(Some(depth.waiting.into()));
-            (downstream.queues.parked, downstream.queues.parked_for_limits) = (parked, Some(depth.waiting));
+            let parked = downstream.queues.parked.max(Some(waiting.into()));
+            (downstream.queues.parked, downstream.queues.parked_for_limits) = (parked, Some(waiting));
+            let within = depth.waits.iter().filter(|waiting| waiting.jobs > 0);
+            let within =
+                within.map(|waiting| ParkedWithin { seconds: waiting.within.as_secs(), jobs: waiting.jobs });
+            downstream.queues.parked_for_limits_within = within.collect();
         }
     }
     downstream.releases.through_at = through_at(&downstream, &snapshot, now);

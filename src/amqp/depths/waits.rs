@@ -1,9 +1,19 @@
-//! Which downstreams have no queues of jobs that wait for a limit. It has no I/O.
+//! The queues of jobs that wait for a limit: what is in one, and which downstreams have none. It has no I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+/// The jobs that are parked for a limit in one queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// They come back after this time at the latest, and ask for a slot.
+    pub within: Duration,
+    /// Their number.
+    pub jobs: u32,
+}
 
 /// How long it counts that the queues of a downstream were missing. The broker logs each look at a queue that is missing. Another
 /// replica that declares them meanwhile brings home itself what it parks there.

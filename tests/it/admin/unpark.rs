@@ -1,5 +1,7 @@
 //! Jobs that wait for a plan come back when that changes.
 
+use serde_json::json;
+
 use super::api::{AdminReplica, TOKEN};
 use super::*;
 use crate::park::waiting;
@@ -32,8 +34,15 @@ async fn jobs_of_a_plan_that_is_used_up_go_when_that_changes() {
     let mut sent = 20 - missed;
     assert_eq!(site.api.count(), sent);
     // Those were missing until now.
-    until("the broker's count", LONG, async || one.downstream().await["parked_for_limits"] == 100 - sent)
-        .await;
+    until("the broker's count", LONG, async || {
+        let downstream = one.downstream().await;
+        let within = json!([{ "seconds": 4096, "jobs": 100 - sent }]);
+        downstream["parked_for_limits"] == 100 - sent && downstream["parked_for_limits_within"] == within
+    })
+    .await;
+    let output = one.tool(TOKEN, &["status", "billing"]).await;
+    let text = format!("parked for a limit or a pause, and back: {} within 4096 s", 100 - sent);
+    assert!(output.stdout.contains(&text), "{output:?}");
 
     let output = one.tool(TOKEN, &["reset", "billing", "--yes"]).await;
     assert_eq!(output.code, 0, "{output:?}");
