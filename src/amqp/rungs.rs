@@ -71,16 +71,10 @@ impl Rungs {
         Ok(true)
     }
 
-    /// Ensures that all rungs exist that downstreams share.
-    pub(super) async fn ensure_all(&self, connection: &Connection, options: &Options) -> Result<(), Error> {
+    /// Ensures that all rungs exist that downstreams share, as [`Rungs::ensure`] does.
+    pub(super) async fn ensure_all(&self, current: &ConnectionWatch, options: &Options) -> Result<(), Error> {
         for rung in Rung::all() {
-            let delay = options.names().park(rung);
-            let slot = self.slot(&delay.name);
-            let mut is_known = slot.lock().await;
-            if !*is_known {
-                add(connection, options, &delay).await?;
-                *is_known = true;
-            }
+            self.ensure(current, options, &[options.names().park(rung)]).await?;
         }
         Ok(())
     }

@@ -95,7 +95,7 @@ impl Subscriber {
                 }
             }
             if !options.declare {
-                parking.rungs.ensure_all(connection, options).await?;
+                parking.rungs.ensure_all(&self.route.link.current, options).await?;
             }
             Ok::<(), Error>(())
         };
