@@ -22,6 +22,8 @@ use crate::support::{eventually, real_now, scaled, unique};
 
 const LONG: Duration = Duration::from_secs(300);
 pub(crate) const MIB: usize = 1 << 20;
+/// The rate of the short jobs, a second.
+const SHORT_RATE: f64 = 100.0;
 /// The bytes from which on a job of these tests is not short.
 const SHORT: usize = 1 << 16;
 
@@ -117,7 +119,7 @@ impl Queues {
              [downstreams.long]\nrate = '10000/s'\n\
              queue = {{ name = '{prefix}.long', prefetch_bytes = '{held}MiB' }}\n\
              http = {{ base_url = '{api}long/', max_body = '128MiB' }}\n\
-             [downstreams.short]\nrate = '100/s'\nqueue.name = '{prefix}.short'\nhttp.base_url = '{api}short/'\n"
+             [downstreams.short]\nrate = '{SHORT_RATE}/s'\nqueue.name = '{prefix}.short'\nhttp.base_url = '{api}short/'\n"
         )
     }
 }
@@ -146,17 +148,23 @@ async fn takes(topic: &str, sizes: &[usize]) {
     queues.publish_long(sizes).await;
     publish_to(&queues.url, "", &format!("{}.short", queues.prefix), Job::many("short", 20_000)).await;
     let paced = Paced::spawn(&queues.config(&api, &redis().await.url(), longest)).await;
-    let since = real_now();
+    let short = || *seen.short.borrow();
+    eventually("a short job", LONG, || short() > 0).await;
+    let (since, before) = (real_now(), short());
     eventually("every long job", LONG, || seen.long.lock().unwrap().len() >= all).await;
-    let (took, peak, (_, sent)) =
-        (since.elapsed().as_secs_f64(), peak_mib(&paced), connections(&paced).await);
-    let (short, bytes) = (*seen.short.borrow(), sizes.iter().sum::<usize>());
+    let (took, after) = (since.elapsed().as_secs_f64(), short());
+    let (peak, (_, sent)) = (peak_mib(&paced), connections(&paced).await);
+    let bytes = sizes.iter().sum::<usize>();
+    let pace = 100.0 * (after - before) as f64 / (took * SHORT_RATE);
     eprintln!(
-        "{topic}: {took:.1} s, peak {peak} MiB, at most {}; {} MiB sent of {} MiB; {short} short jobs",
+        "{topic}: {took:.1} s, peak {peak} MiB, at most {}; {} MiB sent of {} MiB; {after} short jobs, at {pace:.1} % of their pace",
         bound_mib(longest),
         sent / MIB,
         bytes / MIB,
     );
+    // Where the machine has time for nothing else: a busy one has no such pace.
+    let least = f64::from(scaled("PACED_SHORT_PACE", 0));
+    assert!(pace >= least, "{pace:.1} % of {SHORT_RATE}/s, at least {least} %");
     assert!(peak < bound_mib(longest), "{peak} MiB");
     // The short jobs are of a few bytes, and some are held.
     assert!(sent <= 2 * bytes + 8 * MIB, "{sent} bytes for {bytes}");
