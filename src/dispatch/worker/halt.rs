@@ -107,32 +107,34 @@ impl Worker {
 
     /// Stops or resumes the source, gives jobs back, and begins a trial that is due.
     pub(super) fn tick_halt(&mut self, source: &mut impl Source, now: Instant) {
-        let reason = self.halt.reason();
-        match (reason, self.halt.source) {
-            (Some(_), SourceState::Open) => self.stop_source(source),
-            (Some(_), SourceState::One(_)) if !self.is_swept() => self.stop_source(source),
-            (Some(_), _) | (None, SourceState::Open) => self.resize(source),
-            (None, _) => self.resume_source(SourceState::Open, source),
-        }
-        self.sweep(now);
-        let due = self.halt.health.trial_due().filter(|due| *due <= now);
-        match reason.filter(|_| due.is_some()) {
-            Some(Reason::Unreachable) => self.try_connection(),
-            Some(Reason::Unauthorized) if self.halt.is_settled() => self.read_secrets(source, now),
+        let Some(reason) = self.halt.reason() else {
+            return self.hand_out(SourceState::Open, source);
+        };
+        self.keep_stopped(source);
+        self.sweep(reason, now);
+        let is_due = self.halt.health.trial_due().is_some_and(|due| due <= now);
+        match reason {
+            Reason::Unreachable if is_due => self.try_connection(),
+            Reason::Unauthorized if is_due && self.halt.is_settled() => self.read_secrets(source, now),
             _ => {}
         }
         self.try_job(now);
     }
 
-    fn stop_source(&mut self, source: &mut impl Source) {
-        (self.halt.source, self.halt.stopping) = (SourceState::Stopped, Some(source.pause()));
+    fn keep_stopped(&mut self, source: &mut impl Source) {
+        match self.halt.source {
+            SourceState::Stopped => self.resize(source),
+            SourceState::One(_) if self.is_swept() => self.resize(source),
+            _ => (self.halt.source, self.halt.stopping) = (SourceState::Stopped, Some(source.pause())),
+        }
     }
 
-    fn resume_source(&mut self, state: SourceState, source: &mut impl Source) {
+    /// Has the source hand out jobs, or one, unless it does so already.
+    fn hand_out(&mut self, state: SourceState, source: &mut impl Source) {
         let before = std::mem::replace(&mut self.halt.source, state);
         self.halt.stopping = None;
         self.resize(source);
-        if !matches!(before, SourceState::One(_)) || state == SourceState::Open {
+        if std::mem::discriminant(&before) != std::mem::discriminant(&state) {
             source.resume();
         }
     }
@@ -235,9 +237,10 @@ impl Worker {
 
     /// Gives back jobs that others can send, and keeps those needed for trials. Jobs that must not be given back are
     /// held.
-    fn sweep(&mut self, now: Instant) {
-        let is_due = self.halt.is_settled() && !self.is_swept();
-        let Some(reason) = self.halt.reason().filter(|_| is_due) else { return };
+    fn sweep(&mut self, reason: Reason, now: Instant) {
+        if !self.halt.is_settled() || self.is_swept() {
+            return;
+        }
         let keeps = reason == Reason::Unauthorized;
         let mut entries = self.engine.take_waiting();
         entries.retain(|entry| entry.ticket.is_live());

@@ -39,7 +39,7 @@ impl Worker {
     pub(super) fn read_secrets(&mut self, source: &mut impl Source, now: Instant) {
         // Jobs that were too early may be due by now.
         self.halt.backlog_at_sweep = None;
-        self.sweep(now);
+        self.sweep(Reason::Unauthorized, now);
         let in_hand = self.halt.jobs() + self.engine.waiting();
         if in_hand == 0 {
             return self.learn(Health::nothing_to_try);
@@ -52,7 +52,7 @@ impl Worker {
         if all_refused && in_hand < usize::from(self.engine.settings().window()) + MAX_EXTRA {
             // All of these jobs may be at fault themselves, and must not stop all others.
             let window = u16::try_from(in_hand + 1).unwrap_or(u16::MAX);
-            self.resume_source(SourceState::One(window), source);
+            self.hand_out(SourceState::One(window), source);
         }
     }
 
