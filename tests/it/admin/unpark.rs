@@ -99,3 +99,35 @@ async fn jobs_that_come_back_keep_their_order() {
         assert!(number.abs_diff(place) <= 11, "{id} is number {place}");
     }
 }
+
+/// The broker counts them, so that the status has them also where the store knows of none.
+#[tokio::test]
+async fn parked_jobs_are_counted_after_the_store_has_forgotten_them() {
+    const JOBS: usize = 20;
+    let plan = "rate = '100/s'\n[plans.free]\n\
+                limits = [{ algorithm = 'fixed-window', anchor = 'first-hit', rate = '1/30d', name = 'monthly' }]";
+    let redis = Redis::dedicated().await;
+    let site = Site::on(rabbit().await, &redis, "forgotten", plan);
+    let replica = AdminReplica::with_token(&site).await;
+    let of_plan = |job: Job| job.header("paced-plan", "free");
+    site.publish(Job::many("job", JOBS).into_iter().map(of_plan).collect()).await;
+    until("the others to wait", LONG, async || waiting(&site).await as usize + site.api.count() == JOBS)
+        .await;
+    assert_eq!(replica.paced.stop().await, 0);
+    redis.kill().await;
+    redis.wipe().await;
+    redis.start().await;
+    let replica = AdminReplica::with_token(&site).await;
+    until("the broker's count", LONG, async || {
+        let parked = waiting(&site).await;
+        parked > 0 && replica.downstream().await["parked_for_limits"] == parked
+    })
+    .await;
+    until("the text", LONG, async || {
+        let parked = waiting(&site).await;
+        let text = format!("{parked} parked in the broker, {parked} of these for a limit or a pause");
+        replica.tool(TOKEN, &["status"]).await.stdout.contains(&text)
+    })
+    .await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
