@@ -91,6 +91,12 @@ impl Halt {
         drop(self.take_if(|entry| !entry.ticket.is_live()));
     }
 
+    /// Begins a trial, or what precedes it.
+    fn begin(&mut self, trial: impl Future<Output = Tried> + Send + 'static) {
+        self.health.trial_begun();
+        self.trial = Some(Box::pin(trial));
+    }
+
     /// Whether the source hands out no more jobs, except for one for a trial.
     fn is_settled(&self) -> bool {
         self.source != SourceState::Open && self.stopping.is_none()

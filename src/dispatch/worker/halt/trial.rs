@@ -18,9 +18,8 @@ const MAX_EXTRA: usize = 64;
 impl Worker {
     /// Opens a trial connection.
     pub(super) fn try_connection(&mut self) {
-        self.halt.health.trial_begun();
         let sink = Arc::clone(&self.context.sink);
-        self.halt.trial = Some(Box::pin(async move { Tried::Connection(sink.try_connection().await) }));
+        self.halt.begin(async move { Tried::Connection(sink.try_connection().await) });
     }
 
     pub(super) fn tried_connection(&mut self, tried: Result<(), String>) {
@@ -44,9 +43,8 @@ impl Worker {
         if in_hand == 0 {
             return self.learn(Health::nothing_to_try);
         }
-        self.halt.health.trial_begun();
         let sink = Arc::clone(&self.context.sink);
-        self.halt.trial = Some(Box::pin(async move { Tried::Secrets(sink.read_secrets().await) }));
+        self.halt.begin(async move { Tried::Secrets(sink.read_secrets().await) });
         let all_refused = !self.halt.candidates.has_unrefused();
         self.halt.is_crowded = all_refused && source.is_full();
         if all_refused && in_hand < usize::from(self.engine.settings().window()) + MAX_EXTRA {
