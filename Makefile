@@ -6,7 +6,7 @@ SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/p
 PACKAGES = target/packages
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts lint-words screenshots servers size
+.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers bytes chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts lint-words screenshots servers size
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,10 @@ screenshots: ## Take the pictures in docs/images: of the live page, top and the 
 
 test-servers: ## Run tests, faults and chaos against newer servers, in root folders (ARGS="4.3": that pair; TESTS="it amqp::": those tests)
 	@TESTS="$(TESTS)" tests/support/test-servers.sh $(ARGS)
+
+bytes: servers ## Run the tests of long jobs and many downstreams at full size, which judge memory, bytes and pace; nothing else should run meanwhile
+	PACED_LONG_JOBS=$${PACED_LONG_JOBS:-40} PACED_LONG_MIB=$${PACED_LONG_MIB:-32} PACED_SHORTER_JOBS=600 PACED_SHORT_PACE=95 PACED_WIDE_DOWNSTREAMS=200 \
+		$(CARGO) test --locked --all-features --test bytes -- --test-threads=1 --nocapture $(ARGS)
 
 chaos: ## Run the long fault tests, one by one; nothing else should run meanwhile (ARGS="flush": some of them)
 	@tests/support/install-servers.sh chaos
