@@ -7,11 +7,13 @@
 //! | `downstream` | one downstream: its limits, the rates set over them, its pauses |
 //! | [`order`] | changes that operators order |
 //! | [`letters`] | dead letters |
+//! | [`find`] | where the jobs with an id are |
 //! | [`history`] | the last changes by operators |
 //!
 //! Clients depend on the JSON: `src/admin/api/tests/wire.txt` has it as text.
 
 mod downstream;
+pub mod find;
 mod fleet;
 pub mod history;
 pub mod letters;
@@ -60,6 +62,8 @@ pub const DOWNSTREAM: Endpoint<(), Downstream> = Endpoint::new(Method::GET, "/ap
 /// What one downstream is doing, as in [`STATUS`].
 pub const DOWNSTREAM_STATUS: Endpoint<(), state::Downstream> =
     Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/status");
+/// Where the jobs with an id are, as far as the replica that answers knows; the query has the `id`.
+pub const FIND: Endpoint<(), find::Found> = Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/job");
 /// Stops the releases.
 pub const PAUSE: Endpoint<order::Pause, Downstream> =
     Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/pause");

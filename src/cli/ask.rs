@@ -8,8 +8,9 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
+use paced::api::find::Found;
 use paced::api::state::State;
-use paced::api::{Endpoint, Problem, STATUS};
+use paced::api::{Endpoint, FIND, Problem, STATUS};
 use paced::config::{self, Secret};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -107,23 +108,48 @@ impl Daemon {
         downstream: &str,
         body: &B,
     ) -> Result<A, Failure> {
+        let body = (method != Method::GET).then(|| json!(body));
+        self.try_at(method, &self.url(path, downstream), body.as_ref()).await
+    }
+
+    /// Asks where the jobs with this id are. Errors are printed to stderr. Cancel safe.
+    pub(super) async fn find(&self, downstream: &str, id: &str) -> Result<Found, Exit> {
+        let Endpoint { method, path, .. } = FIND;
+        let mut url = self.url(path, downstream);
+        url.query_pairs_mut().append_pair("id", id);
+        self.try_at(&method, &url, None).await.map_err(Failure::say)
+    }
+
+    /// The address of this path of the API, for a downstream.
+    fn url(&self, path: &str, downstream: &str) -> Url {
         let mut url = self.address.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             let parts = path.split('/').skip(1);
             let parts = parts.map(|part| if part == "{name}" { downstream } else { part });
             segments.pop_if_empty().extend(parts);
         }
+        url
+    }
+
+    /// Sends a request, with the token that it needs.
+    ///
+    /// Not cancel safe if it changes something: after a dropped future it is unknown whether it was carried out.
+    async fn try_at<A: DeserializeOwned>(
+        &self,
+        method: &Method,
+        url: &Url,
+        body: Option<&Value>,
+    ) -> Result<A, Failure> {
         let reads = method == Method::GET;
-        let body = (!reads).then(|| json!(body));
         let kept = if reads { &self.read_token } else { &self.token };
         let token = kept.get();
-        let (mut status, mut answer) = self.send(method, &url, token.as_ref(), body.as_ref()).await?;
+        let (mut status, mut answer) = self.send(method, url, token.as_ref(), body).await?;
         // Its file may have been replaced since it was read, as the daemon's was. What was refused was not carried out.
         if status == StatusCode::UNAUTHORIZED
             && let Some(refused) = &token
             && let Some(newer) = kept.read_again(refused).await
         {
-            (status, answer) = self.send(method, &url, Some(&newer), body.as_ref()).await?;
+            (status, answer) = self.send(method, url, Some(&newer), body).await?;
         }
         let parsed = parse_answer(status, &answer);
         if reads && status == StatusCode::UNAUTHORIZED {
@@ -206,8 +232,10 @@ fn request(
     token: Option<&Secret>,
     body: Option<&Value>,
 ) -> Result<Request<Full<Bytes>>, TransportError> {
-    let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
-    let mut request = Request::builder().method(method).uri(url.path()).header(HOST, host);
+    use url::Position::{AfterPort, AfterQuery, BeforeHost, BeforePath};
+
+    let (host, target) = (&url[BeforeHost..AfterPort], &url[BeforePath..AfterQuery]);
+    let mut request = Request::builder().method(method).uri(target).header(HOST, host);
     if let Some(token) = token {
         let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))?;
         value.set_sensitive(true);

@@ -11,6 +11,7 @@ mod downstream;
 mod exit;
 mod explain_answer;
 mod facts;
+mod find;
 mod forecast;
 mod history;
 mod init;
@@ -140,6 +141,8 @@ enum Command {
     Top(top::Args),
     /// Shows the last changes by operators, made through any replica: who changed what, when and why
     History(history::Args),
+    /// Says where a job is, and when it goes, as far as the replica that answers knows
+    Find(find::Args),
     /// Lists, shows, replays and removes dead letters
     #[command(subcommand)]
     Dead(dead::Command),
@@ -204,6 +207,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Forecast(args) => forecast::run(&global, &args).await,
             Command::Status(args) => status::run(&global, &args).await,
             Command::Top(args) => top::run(&global, &args).await,
+            Command::Find(args) => find::run(&global, &args).await,
             Command::Dead(command) => dead::run(&global, command).await,
             Command::Downstream(command) => downstream::run(&global, command).await,
             Command::Cancel(args) => cancel::run(&global, args).await,

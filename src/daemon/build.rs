@@ -26,7 +26,7 @@ use super::running::Running;
 use super::secrets::{Clients, Secrets};
 use super::tokens::TokenFiles;
 use super::{liveness, parts};
-use crate::admin::{self, Access, Api, Letters, Missing, Operations, Readiness, StoreProbe, Stuck};
+use crate::admin::{self, Access, Api, Letters, Missing, Operations, Readiness, Seeker, StoreProbe, Stuck};
 use crate::status::{self, Identity, Observer};
 use crate::telemetry::Exporter;
 
@@ -104,7 +104,10 @@ impl Daemon {
             can_change: access.can_change(),
         });
         let operations = Operations::new(Arc::clone(&store), live.terms());
-        let api = Api::new(operations, observer.watch(), Letters::new(broker));
+        let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
+        let controls: Vec<_> = dispatchers.iter().map(control).collect();
+        let seeker = Seeker::new(controls.clone());
+        let api = Api::new(operations, observer.watch(), Letters::new(broker), seeker);
         let probe = Arc::new(StoreProbe::new(store, settings.downstreams.into_keys().collect()));
         let stuck = Stuck::default();
         let readiness = Readiness {
@@ -116,8 +119,6 @@ impl Daemon {
             draining: stop.clone(),
         };
         let server = server.map(|server| server.serve(readiness, api, &access)).transpose()?;
-        let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
-        let controls: Vec<_> = dispatchers.iter().map(control).collect();
         let mut running = JoinSet::new();
         for (name, dispatcher) in dispatchers {
             let source = amqp.source(&name).map_err(|error| Error::failed("no source of jobs", error))?;

@@ -1,8 +1,9 @@
-//! Changes the options of a running dispatcher, and asks whether its loop still turns.
+//! Changes the options of a running dispatcher, and asks whether its loop still turns, and for jobs.
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::Options;
+use super::find::{Found, Sought};
 
 /// The options and questions that a dispatcher has not taken yet.
 #[derive(Debug, Default)]
@@ -10,6 +11,15 @@ struct Pending {
     options: Option<Box<Options>>,
     /// The number of questions whether its loop turns.
     questions: u64,
+    /// The questions about ids of jobs.
+    sought: Vec<Sought>,
+}
+
+/// What was given to a dispatcher: options, and questions about ids of jobs.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub(super) options: Option<Box<Options>>,
+    pub(super) sought: Vec<Sought>,
 }
 
 /// A handle on a dispatcher, which may outlive the dispatcher.
@@ -50,6 +60,23 @@ impl Control {
         // The sender is a field of `self`, so that this ends with an answer only.
         let _ = answered.wait_for(|answered| *answered >= number).await;
     }
+
+    /// Asks where the jobs with this id are. The loop goes over all of its jobs for the answer, so that callers bound how often
+    /// they ask. It answers as [`Control::turn`] does: before the dispatcher runs, while it drains and after its end it never
+    /// does, and callers need a time-out. Cancel safe.
+    pub async fn find(&self, id: &str) -> Found {
+        let (answer, found) = oneshot::channel();
+        let sought = Sought { id: id.to_owned(), answer };
+        self.pending.send_modify(|pending| {
+            // Those that nobody waits for any more must not gather in a loop that does not run.
+            pending.sought.retain(|sought| !sought.answer.is_closed());
+            pending.sought.push(sought);
+        });
+        match found.await {
+            Ok(found) => found,
+            Err(_) => std::future::pending().await,
+        }
+    }
 }
 
 impl Default for ControlEnd {
@@ -64,21 +91,21 @@ impl ControlEnd {
         self.control.clone()
     }
 
-    /// Answers what was asked and returns the options that were given since the last call. The loop calls it in each
-    /// turn, so it takes a lock only if there is anything.
-    pub(super) fn take(&mut self) -> Option<Box<Options>> {
+    /// Answers who asked for a turn, and returns what else was given since the last call, if there is any. The loop calls it
+    /// in each turn, so it takes a lock only if there is anything.
+    pub(super) fn take(&mut self) -> Option<Taken> {
         // There is always a sender, since this struct has one.
         if !self.pending.has_changed().unwrap_or(false) {
             return None;
         }
         let questions = self.pending.borrow_and_update().questions;
         self.control.answered.send_replace(questions);
-        let mut options = None;
+        let mut taken = Taken::default();
         self.control.pending.send_if_modified(|pending| {
-            options = pending.options.take();
+            taken = Taken { options: pending.options.take(), sought: std::mem::take(&mut pending.sought) };
             false
         });
-        options
+        (taken.options.is_some() || !taken.sought.is_empty()).then_some(taken)
     }
 
     /// Waits until there is anything to [take](Self::take). Cancel safe.
@@ -112,6 +139,22 @@ mod tests {
         // That answer is not one to the next question.
         assert!(control.turn().now_or_never().is_none());
         assert!(end.changed().now_or_never().is_some());
+    }
+
+    #[test]
+    fn questions_about_ids_are_taken_unless_nobody_waits_for_the_answer() {
+        let mut end = ControlEnd::default();
+        let control = end.control();
+        drop(Box::pin(control.find("gone")).as_mut().now_or_never());
+        let mut finding = Box::pin(control.find("a"));
+        assert!(finding.as_mut().now_or_never().is_none());
+        let Taken { options, mut sought } = end.take().unwrap();
+        assert!(options.is_none() && end.take().is_none());
+        let ids: Vec<&str> = sought.iter().map(|sought| sought.id.as_str()).collect();
+        assert_eq!(ids, ["a"]);
+        let found = Found { is_cancelled: true, ..Found::default() };
+        sought.remove(0).answer.send(found.clone()).unwrap();
+        assert_eq!(finding.now_or_never(), Some(found));
     }
 
     #[test]

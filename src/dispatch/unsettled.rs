@@ -141,6 +141,13 @@ impl Unsettled {
         Track(Some((Arc::clone(self), place)))
     }
 
+    /// How many jobs with this id are being sent, settled or parked.
+    pub(super) fn at_work(&self, id: &str) -> usize {
+        let has_id = |message: &Identity| matches!(message, Identity::Job { job, .. } if job.id == id);
+        let is_meant = |record: &&Record| matches!(record.state, State::AtWork(_)) && has_id(&record.message);
+        lock(&self.table).records.values().filter(is_meant).count()
+    }
+
     /// Finds out what was done for a message that came. If somebody is at work for it, that one gets its ticket: `None`.
     pub(super) fn claim(
         &self,

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::control::ControlEnd;
+use super::control::{ControlEnd, Taken};
 use super::entry::Entry;
 use super::flight::{self, Doomed, Event, Flight, FlightContext, FlightGuard};
 use super::intake::{Intake, Taken};
@@ -28,6 +28,7 @@ use crate::sink::{Response, Soon};
 mod again;
 mod cancel;
 mod drain;
+mod find;
 mod halt;
 mod park;
 mod refuse;
@@ -158,8 +159,9 @@ impl Worker {
         loop {
             failpoint::held().await;
             // Not a branch below: inputs that come all the time would put it off.
-            if let Some(options) = inputs.control.take() {
-                self.reload(*options);
+            if let Some(Taken { options, sought }) = inputs.control.take() {
+                options.into_iter().for_each(|options| self.reload(*options));
+                sought.into_iter().for_each(|sought| self.answer(sought));
             }
             let now = Instant::now();
             self.tick(now, &source);
@@ -263,6 +265,11 @@ impl Worker {
         meters.poison.increment(delivery.message.malformed.is_some().into());
         if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
             meters.home();
+        }
+        if (delivery.stay.is_some() || delivery.ticket.is_redelivered())
+            && let Some(id) = &delivery.message.message_id
+        {
+            self.parking.lately.forget(id);
         }
         match self.intake.take(delivery, self.context.retry.max_age) {
             Taken::Ready(entry) => {

@@ -7,7 +7,10 @@ use tokio::time::Instant;
 
 use super::{End, LaneId, Waiter};
 
+mod find;
 mod leaving;
+
+pub(crate) use find::WaiterPlace;
 
 /// Below this number of waiters, stale ones are not purged.
 const PURGE_THRESHOLD: usize = 1024;

@@ -23,6 +23,7 @@ mod terms;
 pub(crate) mod tests;
 mod waiter;
 
+pub(crate) use backlog::WaiterPlace;
 pub(crate) use engine::{Admission, Answered, Effect, Engine, EngineView, Hold, Refusal, Wakeups};
 pub use lanes::LaneRules;
 pub use pacing::Peers;

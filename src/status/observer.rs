@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use paced::api::Pause;
-use paced::api::state::{self, History, State};
+use paced::api::state::{self, Downstream, History, State};
+use paced::api::{Millis, Pause};
 use paced::lock::lock;
 use paced::store::RecordState;
 use paced::time::wall_now;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::exchange::Exchange;
 use super::rates::Steps;
 use super::sampler::{STEP, Sampler};
-use super::shared::{Parts, ROUND_SPACING, Shared, Watched};
+use super::shared::{Parts, ROUND_SPACING, Shared, Watched, gone_at};
 use super::summary::Summary;
 
 /// How long somebody who looks waits for a fresh state.
@@ -122,6 +122,13 @@ impl Watch {
             // The sender lives as long as this handle.
             let _ = timeout(ROUND_SPACING, latest.changed()).await;
         }
+    }
+
+    /// About when this number of jobs of a downstream have gone, over all replicas, by its own limits; `None` where nobody can tell,
+    /// as in a pause.
+    pub(crate) fn gone_at(&self, downstream: &Downstream, jobs: u64, now: Millis) -> Option<Millis> {
+        let view = self.0.parts.views.get(&downstream.name)?;
+        gone_at(downstream, &view.snapshot(), jobs, now)
     }
 
     /// Why the store does not answer, if it does not.

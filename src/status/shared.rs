@@ -201,21 +201,30 @@ fn replica(Summary { replica, at, amqp, store, .. }: &Summary, me: &str) -> Repl
     Replica { id, host, pid, version, started_at, seen_at: *at, is_me, amqp: *amqp, store: *store }
 }
 
-/// When all jobs have gone that wait here or in the broker, if none is added: by the limits, or by the present pace
-/// where something else binds.
+/// When all jobs have gone that wait here or in the broker, if none is added.
+fn through_at(downstream: &Downstream, snapshot: &Snapshot, now: Millis) -> Option<Millis> {
+    let Counts { waiting, held, .. } = downstream.counts;
+    let jobs = waiting + held + u64::from(downstream.queues.queued?);
+    if jobs > 0 { gone_at(downstream, snapshot, jobs, now) } else { None }
+}
+
+/// When this number of jobs have gone: by the limits, or by the present pace where something else binds.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     reason = "an estimate, and a cast of a float saturates"
 )]
-fn through_at(downstream: &Downstream, snapshot: &Snapshot, now: Millis) -> Option<Millis> {
-    let Counts { waiting, held, .. } = downstream.counts;
-    let jobs = waiting + held + u64::from(downstream.queues.queued?);
+pub(super) fn gone_at(
+    downstream: &Downstream,
+    snapshot: &Snapshot,
+    jobs: u64,
+    now: Millis,
+) -> Option<Millis> {
     let span = match downstream.binding.reason.as_str() {
         "limit" | "idle" => snapshot.delay(jobs).as_secs_f64() * 1000.0,
         "concurrency" if downstream.releases.rate > 0.0 => jobs as f64 / downstream.releases.rate * 1000.0,
         _ => return None,
     };
     let from = downstream.binding.until.unwrap_or(now).max(now);
-    (jobs > 0).then_some(from.saturating_add(span as i64))
+    Some(from.saturating_add(span as i64))
 }

@@ -19,6 +19,7 @@ use crate::support::{LONG, blocking, poll, until};
 pub mod api;
 mod audit;
 mod cancel;
+mod find;
 mod letters;
 mod load;
 pub mod metrics;

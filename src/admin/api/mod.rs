@@ -2,6 +2,7 @@
 
 mod body;
 mod dead;
+mod find;
 mod live;
 mod operations;
 mod orders;
@@ -16,14 +17,15 @@ use axum::response::Response;
 use paced::api::history::Changes;
 use paced::api::{
     CANCEL, CHANGES, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, DROP_TERMS, Downstream, Downstreams, EVENTS,
-    Endpoint, FORCE_TERMS, HISTORY, LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME,
-    SET_RATE, STATUS, TERMS, UNSET_RATE,
+    Endpoint, FIND, FORCE_TERMS, HISTORY, LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET,
+    RESUME, SET_RATE, STATUS, TERMS, UNSET_RATE,
 };
 use paced::config::Role;
 use paced::store::RecordState;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use dead::Letters;
+pub(crate) use find::Seeker;
 pub(crate) use operations::Operations;
 
 use super::audit::Subject;
@@ -41,13 +43,14 @@ pub(crate) struct Api {
     operations: Operations,
     watch: Watch,
     letters: Letters,
+    seeker: Seeker,
     /// The changes that are being made: each runs to its end, also if its client hangs up.
     changes: TaskTracker,
 }
 
 impl Api {
-    pub(crate) fn new(operations: Operations, watch: Watch, letters: Letters) -> Self {
-        Self { operations, watch, letters, changes: TaskTracker::new() }
+    pub(crate) fn new(operations: Operations, watch: Watch, letters: Letters, seeker: Seeker) -> Self {
+        Self { operations, watch, letters, seeker, changes: TaskTracker::new() }
     }
 
     /// The record of a downstream as the store has it now; from memory, as in a list, if requests would read the store too
@@ -93,6 +96,7 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         Route::to(&DOWNSTREAMS, Rule::Read, (list, api)),
         Route::to(&DOWNSTREAM, Rule::Read, (one, api)),
         Route::to(&DOWNSTREAM_STATUS, Rule::Read, (live::status_of_one, api)),
+        Route::to(&FIND, Rule::Read, (find::find, api)),
         order(&PAUSE, api),
         order(&RESUME, api),
         order(&RESET, api),

@@ -78,7 +78,7 @@ fn of_store(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Api {
         haste: 1,
         downstreams: Vec::new(),
     });
-    Api::new(Operations::new(store, own), watch, letters)
+    Api::new(Operations::new(store, own), watch, letters, Seeker::new([]))
 }
 
 /// The API of a downstream `billing` over a store in memory. Must be called on a tokio runtime.

@@ -7,6 +7,7 @@ mod costly;
 mod costs;
 mod drain;
 mod faults;
+mod find;
 mod halt;
 mod lanes;
 mod outdated;

@@ -81,6 +81,11 @@ impl Halt {
         self.candidates.len()
     }
 
+    /// The jobs with this id that are kept for trials.
+    pub(super) fn find<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Entry> {
+        self.candidates.iter().filter(move |entry| entry.job.id == id)
+    }
+
     /// Takes out the jobs kept for trials that `is_meant` selects.
     pub(super) fn take_if(&mut self, is_meant: impl Fn(&Entry) -> bool) -> impl Iterator<Item = Box<Entry>> {
         self.candidates.take_if(is_meant)

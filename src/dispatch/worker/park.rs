@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::Worker;
 use crate::dispatch::entry::Entry;
+use crate::dispatch::find::{ParkedJob, ParkedLately};
 use crate::dispatch::flight::Event;
 use crate::dispatch::source::{ParkReason, Parked, Report, Source, Ticket};
 use crate::dispatch::unsettled::{LeftOver, Track};
@@ -61,6 +62,8 @@ pub(super) struct Parking {
     /// When the next scan looks for jobs that wait for their lanes, and when it does if the window has few free places.
     next_lane_scan_at: Instant,
     next_pressed_scan_at: Instant,
+    /// The jobs that were parked last, for those who look for one.
+    pub(super) lately: ParkedLately,
 }
 
 impl Parking {
@@ -74,6 +77,7 @@ impl Parking {
             changes: 0,
             next_lane_scan_at,
             next_pressed_scan_at,
+            lately: ParkedLately::default(),
         }
     }
 
@@ -149,6 +153,7 @@ impl Worker {
     /// Handles that a job cannot be parked.
     pub(super) fn stays_here(&mut self, due: Instant, began: Option<u64>, entry: Box<Entry>) {
         let may_go_sooner = self.parking.ended(began);
+        self.parking.lately.forget(&entry.job.id);
         if entry.ticket.is_live()
             && let Some(entry) = self.unless_cancelled(entry)
         {
@@ -297,6 +302,7 @@ impl Worker {
         let began = is_limited.then_some(self.parking.changes);
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
         let versions = self.versions_of(&entry).filter(|_| is_limited);
+        self.parking.lately.add(&entry.job.id, ParkedJob { at: wall_now(), until, reason });
         let stay = entry.stay(until, reason, versions);
         // If its message is delivered again meanwhile, this settles it.
         entry.begin(&self.context.unsettled);

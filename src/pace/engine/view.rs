@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use super::Engine;
+use crate::pace::backlog::WaiterPlace;
 use crate::pace::terms::Paused;
 use crate::pace::{LaneId, OnLimit, Waiter};
 
@@ -79,6 +80,17 @@ impl<W: Waiter> Engine<W> {
     /// Returns how many of the waiters that may only go later `is_meant` selects.
     pub(crate) fn count_later(&self, is_meant: impl Fn(&W) -> bool) -> usize {
         self.backlog.later().filter(|waiter| is_meant(waiter)).count()
+    }
+
+    /// Returns the waiters that `is_meant` selects, and where each is. It looks at all of them. Those that are part of a call to
+    /// the store have no others before them.
+    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Vec<(WaiterPlace, &W)> {
+        let mut found = self.backlog.find(&is_meant);
+        let asking = self.pacing.batch().chain(self.pacing.trial()).filter(|waiter| is_meant(waiter));
+        found.extend(asking.map(|waiter| (WaiterPlace::Ready { ahead: 0 }, waiter)));
+        let holders = self.release.holders().filter(|(_, waiter)| is_meant(waiter));
+        found.extend(holders.map(|(at, waiter)| (WaiterPlace::Slot(at), waiter)));
+        found
     }
 
     /// Returns what keeps this number of waiters without a slot waiting, and those that hold one.

@@ -366,6 +366,11 @@ impl<W> Pacing<W> {
         self.suspension.has_trial()
     }
 
+    /// Returns the trial waiter.
+    pub(crate) const fn trial(&self) -> Option<&W> {
+        self.suspension.trial()
+    }
+
     /// Takes the waiters of the call in flight, and the trial waiter.
     pub(crate) fn drain(&mut self) -> Vec<W> {
         let mut waiters: Vec<W> =

@@ -67,7 +67,15 @@ impl<W> Suspension<W> {
     }
 
     pub(super) const fn has_trial(&self) -> bool {
-        matches!(self, Self::Active { trial: Some(_), .. })
+        self.trial().is_some()
+    }
+
+    /// Returns the trial waiter.
+    pub(super) const fn trial(&self) -> Option<&W> {
+        match self {
+            Self::Active { trial, .. } => trial.as_ref(),
+            Self::None => None,
+        }
     }
 
     fn into_trial(self) -> Option<W> {

@@ -93,6 +93,11 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.len()
     }
 
+    /// Returns the waiters with their slots, in the order of the slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Held<W>> {
+        self.0.iter()
+    }
+
     /// Returns the positions in the order of arrival of the waiters that `is_meant` selects, in the order of their
     /// slots.
     pub(crate) fn positions(&self, is_meant: impl Fn(&W) -> bool) -> Vec<u64> {

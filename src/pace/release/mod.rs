@@ -155,6 +155,11 @@ impl<W: Waiter> Release<W> {
         self.held.len()
     }
 
+    /// Returns the waiters that hold a slot, each with the instant of the slot, in the order of the slots.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = (Instant, &W)> {
+        self.held.iter().map(|held| (held.deadline.instant(), &held.waiter))
+    }
+
     /// Returns the number of sends in progress.
     pub(crate) const fn sending(&self) -> usize {
         self.concurrency.sending()

@@ -37,7 +37,7 @@ impl AdminReplica {
 }
 
 /// A job that must not go before this long from now.
-fn later(id: &str, wait: Duration) -> Job {
+pub(super) fn later(id: &str, wait: Duration) -> Job {
     let at = i64::try_from(wait.as_millis()).unwrap() + wall_now().0 / 1000;
     Job::new(id).header_value("paced-not-before", AMQPValue::LongLongInt(at))
 }

@@ -44,6 +44,10 @@ impl Candidates {
         self.refused.len() + self.unrefused.len()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.refused.iter().chain(&self.unrefused).map(|entry| &**entry)
+    }
+
     /// Takes out the jobs that `is_meant` selects.
     pub(super) fn take_if(&mut self, is_meant: impl Fn(&Entry) -> bool) -> impl Iterator<Item = Box<Entry>> {
         let kinds = [&mut self.refused, &mut self.unrefused].map(|kind| {

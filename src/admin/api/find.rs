@@ -1,0 +1,228 @@
+//! Where the jobs with an id are: what the dispatcher of this replica holds, and what it remembers.
+//!
+//! A dispatcher goes over all of its jobs for each question, in the loop that releases them. So one request at a time asks, and
+//! not again at once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use paced::api::find::{Found, Job, Parked};
+use paced::api::{Millis, state};
+use paced::dispatch::{self, Control, FoundJob, JobPlace, ParkedJob};
+use paced::time::{Micros, wall_now};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Api;
+use crate::admin::reply::{Refusal, answer};
+use crate::status::words;
+
+/// How long a dispatcher may take for its answer. Its loop runs within milliseconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a request waits for those before it.
+const TURN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The least time between two questions: with a full window the loop is busy for some milliseconds with each.
+const SPACING: Duration = Duration::from_millis(50);
+
+/// The longest id, in bytes.
+const LONGEST_ID: usize = 255;
+
+/// The dispatchers that are asked for jobs.
+pub(crate) struct Seeker {
+    controls: BTreeMap<String, Control>,
+    turn: Arc<Semaphore>,
+}
+
+impl Seeker {
+    /// Asks the dispatchers of these handles, each with the name of its downstream.
+    pub(crate) fn new(controls: impl IntoIterator<Item = (String, Control)>) -> Self {
+        Self { controls: controls.into_iter().collect(), turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// What the dispatcher of a downstream knows of an id. Cancel safe.
+    async fn ask(&self, downstream: &str, id: &str) -> Result<dispatch::Found, Refusal> {
+        let control = self.controls.get(downstream).ok_or_else(silent)?.clone();
+        let id = id.to_owned();
+        self.in_turn(async move { control.find(&id).await }).await
+    }
+
+    /// Asks this question, once it is its turn. Cancel safe: the next one has its turn no earlier for that.
+    async fn in_turn(
+        &self,
+        question: impl Future<Output = dispatch::Found> + Send + 'static,
+    ) -> Result<dispatch::Found, Refusal> {
+        let turn = Arc::clone(&self.turn);
+        let Ok(Ok(turn)) = timeout(TURN_TIMEOUT, turn.acquire_owned()).await else {
+            let text = "many look for jobs; try again in a second";
+            return Err(Refusal::later(StatusCode::SERVICE_UNAVAILABLE, text, 1));
+        };
+        let asked = tokio::spawn(async move {
+            let found = timeout(ANSWER_TIMEOUT, question).await;
+            sleep(SPACING).await;
+            drop(turn);
+            found.ok()
+        });
+        // The runtime reports a panic.
+        asked.await.ok().flatten().ok_or_else(silent)
+    }
+}
+
+fn silent() -> Refusal {
+    let text = "its dispatcher does not answer: it starts, stops or is stuck (see /livez)";
+    Refusal::later(StatusCode::SERVICE_UNAVAILABLE, text, 1)
+}
+
+/// `GET /api/v1/downstreams/NAME/job`
+pub(super) async fn find(
+    State(api): State<Arc<Api>>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
+    api.operations.known(&name)?;
+    let id = sought(query.as_deref().unwrap_or_default())?;
+    let found = api.seeker.ask(&name, &id).await?;
+    let state = api.watch.state().await;
+    let unknown = state::Downstream { name, ..state::Downstream::default() };
+    let known = state.downstreams.iter().find(|downstream| downstream.name == unknown.name);
+    let downstream = known.unwrap_or(&unknown);
+    let replicas = u64::try_from(downstream.replicas.len()).unwrap_or(1).max(1);
+    // Each replica has about the same part of the pace.
+    let gone = |ahead: u64| api.watch.gone_at(downstream, (ahead + 1).saturating_mul(replicas), state.now);
+    let clock = (Instant::now(), wall_now());
+    let others = downstream.replicas.iter().filter(|share| share.id != state.replica);
+    let mut answered = Found {
+        id,
+        now: clock.1.0 / 1000,
+        replica: state.replica.clone(),
+        not_asked: others.map(|share| share.id.clone()).collect(),
+        jobs: found.jobs.iter().map(|found| job(found, clock, gone)).collect(),
+        parked: found.parked.map(|ParkedJob { at, until, reason }| Parked {
+            at: at.0 / 1000,
+            until: until.0 / 1000,
+            reason: reason.as_str().to_owned(),
+        }),
+        cancelled: found.is_cancelled,
+        text: Vec::new(),
+    };
+    answered.text = lines(&answered, downstream);
+    Ok(answer(&answered))
+}
+
+/// The id that a query names, as `id=invoice-4711`.
+fn sought(query: &str) -> Result<String, Refusal> {
+    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
+    match (pairs.next(), pairs.next()) {
+        (Some((name, id)), None) if name == "id" && (1..=LONGEST_ID).contains(&id.len()) => {
+            Ok(id.into_owned())
+        }
+        _ => Err(Refusal::wrong(format!("write ?id=ID with the id of a job, of 1 to {LONGEST_ID} bytes"))),
+    }
+}
+
+/// A job as the API shows it. `clock` has an instant by both clocks, and `gone` says when a job has gone that has this number
+/// of others before it.
+fn job(found: &FoundJob, clock: (Instant, Micros), gone: impl Fn(u64) -> Option<Millis>) -> Job {
+    let behind = |ahead: usize| u64::try_from(ahead).unwrap_or(u64::MAX - 1);
+    let (place, at) = match found.place {
+        JobPlace::Waiting { ahead } => ("waiting", gone(behind(ahead))),
+        JobPlace::Delayed(at) => ("delayed", Some(millis(at, clock))),
+        JobPlace::Retrying(at) => ("retrying", Some(millis(at, clock))),
+        JobPlace::Slot(at) => ("held", Some(millis(at, clock))),
+        JobPlace::Working => ("sending", None),
+        JobPlace::Halted => ("halted", None),
+    };
+    let ahead = match found.place {
+        JobPlace::Waiting { ahead } => Some(behind(ahead)),
+        _ => None,
+    };
+    let first_seen = found.first_seen.map(|at| at.0 / 1000);
+    Job { place: place.to_owned(), at, ahead, attempts: found.attempts, first_seen }
+}
+
+/// An instant by the wall clock.
+fn millis(at: Instant, (now, wall): (Instant, Micros)) -> Millis {
+    let (ahead, ago) = (at.saturating_duration_since(now), now.saturating_duration_since(at));
+    wall.plus(ahead).minus(ago).0 / 1000
+}
+
+/// What is known, in lines for people.
+fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
+    let replica = &found.replica;
+    let mut lines: Vec<String> = found.jobs.iter().map(|job| line(job, replica)).collect();
+    if found.jobs.iter().any(|job| job.place == "waiting") {
+        lines.push(format!("what holds jobs back: {}", downstream.binding.text));
+    }
+    if let Some(Parked { at, until, reason }) = &found.parked {
+        let [at, until] = [*at, *until].map(words::instant);
+        lines.push(format!(
+            "replica {replica} parked it at {at} until about {until} ({reason}): it is in RabbitMQ, or another replica has \
+             taken it since"
+        ));
+    }
+    if found.cancelled {
+        lines.push("its id is cancelled: no replica sends it".to_owned());
+    }
+    if !found.jobs.is_empty() {
+        return lines;
+    }
+    if found.parked.is_none() {
+        lines.push(format!("replica {replica} does not hold it, and has not parked it lately"));
+    }
+    if !found.not_asked.is_empty() {
+        lines.push(format!("these replicas were not asked, and may hold it: {}", found.not_asked.join(", ")));
+    }
+    lines.extend(in_broker(found, downstream));
+    lines
+}
+
+/// What RabbitMQ holds of the downstream, where nobody can look for an id but among dead letters.
+fn in_broker(found: &Found, downstream: &state::Downstream) -> Vec<String> {
+    let queues = &downstream.queues;
+    let count =
+        |jobs: Option<i64>| jobs.map_or_else(|| "an unknown number of".to_owned(), |jobs| jobs.to_string());
+    let [queued, parked] = [queues.queued.map(i64::from), queues.parked].map(count);
+    let mut lines = Vec::new();
+    if queues.queued != Some(0) || queues.parked != Some(0) {
+        lines.push(format!(
+            "RabbitMQ has {queued} queued and {parked} parked job(s), which nobody can look through"
+        ));
+    }
+    if queues.dead != Some(0) {
+        let (name, id) = (&downstream.name, &found.id);
+        let dead = count(queues.dead.map(i64::from));
+        lines.push(format!("`paced dead list {name} --id {id}` looks through {dead} dead letter(s)"));
+    }
+    lines
+}
+
+fn line(job: &Job, replica: &str) -> String {
+    let at = job.at.map(words::instant);
+    let attempts = match job.attempts {
+        None | Some(0) => String::new(),
+        Some(attempts) => format!("; {attempts} attempt(s) so far"),
+    };
+    let place = match (job.place.as_str(), at) {
+        ("waiting", at) => {
+            let about = at.map(|at| format!(", and may go at about {at}")).unwrap_or_default();
+            let ahead = job.ahead.unwrap_or_default();
+            format!(
+                "it waits for a slot at replica {replica}, behind {ahead} job(s) of its lane there{about}"
+            )
+        }
+        ("delayed", Some(at)) => format!("replica {replica} holds it until {at}"),
+        ("retrying", Some(at)) => format!("replica {replica} holds it for its next attempt at {at}"),
+        ("held", Some(at)) => format!("it has the slot of {at} at replica {replica}"),
+        ("sending", _) => format!("replica {replica} is sending, settling or parking it"),
+        _ => format!("replica {replica} holds it until the API can be used again"),
+    };
+    format!("{place}{attempts}")
+}
+
+#[cfg(test)]
+mod tests;

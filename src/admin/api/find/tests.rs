@@ -1,0 +1,122 @@
+use paced::api::state::{Binding, Downstream, Queues};
+
+use super::*;
+
+const NOW: Millis = 1_764_000_000_000;
+
+fn found(jobs: Vec<Job>) -> Found {
+    Found { id: "a".to_owned(), now: NOW, replica: "r1".to_owned(), jobs, ..Found::default() }
+}
+
+fn downstream() -> Downstream {
+    let binding = Binding { text: "the limit l (1/s)".to_owned(), ..Binding::default() };
+    let queues = Queues { queued: Some(0), parked: Some(0), dead: Some(0), ..Queues::default() };
+    Downstream { name: "billing".to_owned(), binding, queues, ..Downstream::default() }
+}
+
+#[test]
+fn a_query_names_one_id() {
+    assert_eq!(sought("id=a%2Fb+c"), Ok("a/b c".to_owned()));
+    assert!(sought(&format!("id={}", "x".repeat(255))).is_ok());
+    for query in ["", "id=", "ids=a", "id=a&id=b", "id=a&x=1", &format!("id={}", "x".repeat(256))] {
+        let refusal = sought(query).unwrap_err();
+        assert_eq!((refusal.status().as_u16(), refusal.text().contains("?id=ID")), (400, true), "{query}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn places_and_instants_are_shown_by_the_wall_clock() {
+    let (now, wall) = (Instant::now(), Micros(NOW * 1000));
+    let second = Duration::from_secs(1);
+    let shown = |place| {
+        let found = FoundJob { place, first_seen: Some(wall), attempts: Some(2) };
+        let Job { place, at, ahead, .. } =
+            job(&found, (now, wall), |ahead| Some(i64::try_from(ahead).unwrap()));
+        (place, at, ahead)
+    };
+    let text = str::to_owned;
+    assert_eq!(shown(JobPlace::Waiting { ahead: 7 }), (text("waiting"), Some(7), Some(7)));
+    assert_eq!(shown(JobPlace::Delayed(now + second)), (text("delayed"), Some(NOW + 1000), None));
+    assert_eq!(shown(JobPlace::Retrying(now + second)), (text("retrying"), Some(NOW + 1000), None));
+    assert_eq!(shown(JobPlace::Slot(now)), (text("held"), Some(NOW), None));
+    assert_eq!(shown(JobPlace::Working), (text("sending"), None, None));
+    assert_eq!(shown(JobPlace::Halted), (text("halted"), None, None));
+}
+
+#[test]
+fn what_is_held_here_is_said_and_what_binds() {
+    let job = |place: &str, at: Option<Millis>| Job { place: place.to_owned(), at, ..Job::default() };
+    let waiting = Job { ahead: Some(41), attempts: Some(0), ..job("waiting", Some(NOW)) };
+    assert_eq!(
+        lines(&found(vec![waiting.clone()]), &downstream()),
+        [
+            "it waits for a slot at replica r1, behind 41 job(s) of its lane there, and may go at about 2025-11-24T16:00:00Z",
+            "what holds jobs back: the limit l (1/s)",
+        ]
+    );
+    let paused = Job { at: None, ..waiting };
+    assert!(lines(&found(vec![paused]), &downstream())[0].ends_with("of its lane there"));
+    for (job, expected) in [
+        (job("delayed", Some(NOW)), "replica r1 holds it until 2025-11-24T16:00:00Z"),
+        (
+            Job { attempts: Some(2), ..job("retrying", Some(NOW)) },
+            "replica r1 holds it for its next attempt at 2025-11-24T16:00:00Z; 2 attempt(s) so far",
+        ),
+        (job("held", Some(NOW)), "it has the slot of 2025-11-24T16:00:00Z at replica r1"),
+        (job("sending", None), "replica r1 is sending, settling or parking it"),
+        (job("halted", None), "replica r1 holds it until the API can be used again"),
+    ] {
+        assert_eq!(lines(&found(vec![job]), &downstream()), [expected]);
+    }
+}
+
+#[test]
+fn where_it_may_be_is_said_if_it_is_not_here() {
+    let nowhere = found(Vec::new());
+    let here = "replica r1 does not hold it, and has not parked it lately";
+    assert_eq!(lines(&nowhere, &downstream()), [here]);
+    let others = Found { not_asked: vec!["r2".to_owned(), "r3".to_owned()], ..nowhere.clone() };
+    let mut busy = downstream();
+    busy.queues = Queues { queued: Some(12), parked: None, dead: Some(3), ..Queues::default() };
+    assert_eq!(
+        lines(&others, &busy),
+        [
+            here,
+            "these replicas were not asked, and may hold it: r2, r3",
+            "RabbitMQ has 12 queued and an unknown number of parked job(s), which nobody can look through",
+            "`paced dead list billing --id a` looks through 3 dead letter(s)",
+        ]
+    );
+    let parked = Parked { at: NOW, until: NOW + 60_000, reason: "retry".to_owned() };
+    let parked = Found { parked: Some(parked), cancelled: true, ..nowhere };
+    assert_eq!(
+        lines(&parked, &downstream()),
+        [
+            "replica r1 parked it at 2025-11-24T16:00:00Z until about 2025-11-24T16:01:00Z (retry): it is in RabbitMQ, or \
+             another replica has taken it since",
+            "its id is cancelled: no replica sends it",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_request_at_a_time_asks_and_one_that_is_given_up_holds_its_turn() {
+    let seeker = Seeker::new([]);
+    let refusal = seeker.ask("billing", "a").await.unwrap_err();
+    assert!(refusal.status() == 503 && refusal.text().contains("does not answer"), "{refusal:?}");
+    assert_eq!(refusal.retry_after(), Some(1));
+    let nothing = async || seeker.in_turn(async { dispatch::Found::default() }).await.unwrap();
+    let start = Instant::now();
+    for _ in 0..4 {
+        nothing().await;
+    }
+    assert!(start.elapsed() >= 4 * SPACING, "{:?}", start.elapsed());
+    let start = Instant::now();
+    let given_up = timeout(Duration::from_millis(10), seeker.in_turn(std::future::pending())).await;
+    assert!(given_up.is_err());
+    nothing().await;
+    let took = start.elapsed();
+    assert!(took >= ANSWER_TIMEOUT + 2 * SPACING, "{took:?}");
+    assert!(took < TURN_TIMEOUT, "a dispatcher that does not answer keeps nobody out: {took:?}");
+    assert!(seeker.in_turn(std::future::pending()).await.is_err());
+}

@@ -1,0 +1,25 @@
+//! `paced find`: where a job is, by its id.
+
+use super::ask::Daemon;
+use super::exit::Exit;
+use super::{Global, Output, out};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The downstream, as in the daemon's configuration
+    downstream: String,
+    /// The id of the job: its message_id
+    id: String,
+}
+
+pub(super) async fn run(global: &Global, Args { downstream, id }: &Args) -> Result<(), Exit> {
+    let found = Daemon::of(global)?.find(downstream, id).await?;
+    match global.output {
+        Output::Json => out::json(&found),
+        // The texts of a daemon are foreign, too.
+        Output::Human => found
+            .text
+            .iter()
+            .try_for_each(|line| out::line(format_args!("{downstream}: {}", out::printable(line)))),
+    }
+}

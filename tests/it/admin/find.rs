@@ -1,0 +1,107 @@
+//! `paced find`: where a job is, as far as the replica that answers knows.
+
+use serde_json::json;
+
+use super::api::{AdminReplica, TOKEN};
+use super::cancel::later;
+use super::*;
+
+impl AdminReplica {
+    /// What this replica knows of the jobs with an id.
+    async fn find(&self, id: &str) -> Value {
+        let (status, told) = self.send(Method::GET, &format!("/job?id={id}"), &[], "").await;
+        assert_eq!(status, 200, "{told}");
+        told
+    }
+
+    /// Waits until the first job with this id is in this place here, and returns what is known.
+    async fn until_in(&self, place: &str, id: &str) -> Value {
+        let mut last = Value::Null;
+        until(&format!("{id} is {place}"), LONG, async || {
+            last = self.find(id).await;
+            last["jobs"][0]["place"] == place
+        })
+        .await;
+        last
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
+    let site = Site::shared("find", "rate = '100/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    assert_eq!(replica.tool(TOKEN, &["pause", "billing", "--reason", "a test"]).await.code, 0);
+    site.publish(Job::many("job", 4)).await;
+    let [soon, hour] = [50, 3600].map(Duration::from_secs);
+    site.publish(vec![later("soon/1", soon), later("parked", hour)]).await;
+    let mut waiting = Value::Null;
+    let held_back = |told: &Value| {
+        let text = told["text"][1].as_str().unwrap_or_default();
+        text.starts_with("what holds jobs back: paused by ") && text.ends_with("a test")
+    };
+    until("the job waits behind the pause", LONG, async || {
+        waiting = replica.find("job-3").await;
+        held_back(&waiting)
+    })
+    .await;
+    // In a pause nobody knows when it goes.
+    let job = &waiting["jobs"][0];
+    assert_eq!((&job["place"], &job["ahead"], &job["at"]), (&json!("waiting"), &json!(3), &Value::Null));
+    assert_eq!((&waiting["parked"], &waiting["cancelled"]), (&Value::Null, &json!(false)), "{waiting}");
+
+    let soon = replica.until_in("delayed", "soon%2F1").await;
+    let wait = soon["jobs"][0]["at"].as_i64().unwrap() - soon["now"].as_i64().unwrap();
+    assert!(wait < 51_000 && soon["id"] == "soon/1", "{soon}");
+    let output = replica.tool(TOKEN, &["find", "billing", "soon/1"]).await;
+    let expected = format!("billing: replica {} holds it until ", soon["replica"].as_str().unwrap());
+    assert!(output.code == 0 && output.stdout.starts_with(&expected), "{output:?}");
+
+    let mut parked = Value::Null;
+    until("the job is parked", LONG, async || {
+        parked = replica.find("parked").await;
+        !parked["parked"].is_null()
+    })
+    .await;
+    assert_eq!(
+        (&parked["jobs"], &parked["parked"]["reason"]),
+        (&json!([]), &json!("not-before")),
+        "{parked}"
+    );
+    let wait = parked["parked"]["until"].as_i64().unwrap() - parked["now"].as_i64().unwrap();
+    assert!((1..=3_600_000).contains(&wait), "{parked}");
+
+    assert_eq!(replica.tool(TOKEN, &["cancel", "billing", "job-3"]).await.code, 0);
+    let mut cancelled = Value::Null;
+    until("the job is settled", LONG, async || {
+        cancelled = replica.find("job-3").await;
+        cancelled["jobs"] == json!([])
+    })
+    .await;
+    assert_eq!(cancelled["cancelled"], true, "{cancelled}");
+
+    let output = replica.tool(TOKEN, &["-o", "json", "find", "billing", "nobody"]).await;
+    let told: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((output.code, &told["jobs"], &told["cancelled"]), (0, &json!([]), &json!(false)), "{told}");
+    assert!(told["text"][0].as_str().unwrap().contains("does not hold it"), "{told}");
+    for args in [["find", "biling", "a"], ["find", "billing", ""]] {
+        assert_eq!(replica.tool(TOKEN, &args).await.code, 2, "{args:?}");
+    }
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+/// Two replicas each tell of their own jobs, and name the other one.
+#[tokio::test]
+async fn a_replica_names_the_others_that_were_not_asked() {
+    let site = Site::shared("findtwo", "rate = '100/s'").await;
+    let [one, other] = [AdminReplica::with_token(&site).await, AdminReplica::with_token(&site).await];
+    let mut told = Value::Null;
+    until("each knows the other", LONG, async || {
+        told = one.find("a").await;
+        told["not_asked"].as_array().unwrap().len() == 1
+    })
+    .await;
+    assert_eq!(told["not_asked"][0], other.find("a").await["replica"], "{told}");
+    let text: Vec<&str> = told["text"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(text.iter().any(|line| line.starts_with("these replicas were not asked")), "{told}");
+    assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
+}
