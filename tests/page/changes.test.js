@@ -154,6 +154,69 @@ scene("reset a quota, and cancel jobs by their ids", async () => {
   assert.equal((await ask(b.url, `downstreams/${name}/cancel`, undo)).body.cancelled.changed, 2);
 });
 
+scene("find a job by its id, and cancel it", async () => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url, { mayFail: true });
+  await isDrawn(page);
+  await giveToken(page, stage.token);
+  const before = await stage.count(name);
+  const JOBS = 20;
+  assert.equal((await ask(a.url, `downstreams/${name}/pause`, { method: "POST", body: {} })).status, 200);
+  try {
+    const { first } = await stage.publish("a", name, JOBS);
+    let id;
+    await until("this replica holds one of them", 20, async () => {
+      for (let n = first; n < first + JOBS; n += 1) {
+        id = `job-${n}`;
+        const { body } = await ask(a.url, `downstreams/${name}/job?id=${id}`);
+        if (body.jobs?.[0]?.place === "waiting") return true;
+      }
+      return false;
+    });
+    await tabTo(page, `Find job… ${name}`);
+    await page.keyboard.press("Enter");
+    assert.equal((await focused(page)).id, "find-id");
+    await page.keyboard.press("Enter");
+    await says(page, "find-error", "with the id of a job");
+    await page.keyboard.type("nobody/1?&");
+    await page.keyboard.press("Enter");
+    await says(page, "find-lines", "does not hold it");
+    assert.equal(await page.locator("#find-error").isHidden(), true);
+    await page.locator("#find-dead").click();
+    await says(page, "find-lines", "no dead letter has this id");
+
+    await page.locator("#find-id").fill(id);
+    // The state of the downstream is a second old at most.
+    await until("the job is found behind the pause", 20, async () => {
+      const text = await findAgain(page);
+      return text.includes("it waits for a slot at replica") && text.includes("what holds jobs back: paused");
+    });
+    await page.locator("#find-cancel").click();
+    assert.equal(await page.locator("#change-ids").inputValue(), id);
+    await page.locator("#change-submit").click();
+    await told(page, `1 id of ${name} cancelled for 366d.`);
+    await until("its id is remembered", 20, async () => {
+      const text = await findAgain(page);
+      return text.includes("its id is cancelled") && text.includes("does not hold it");
+    });
+    await page.keyboard.press("Escape");
+    assert.equal((await focused(page)).name, `Find job… ${name}`, "the focus returns");
+  } finally {
+    await ask(a.url, `downstreams/${name}/resume`, { method: "POST", body: {} });
+  }
+  await until("all others are released", 20, async () => (await stage.count(name)) === before + JOBS - 1);
+});
+
+/** Has the page look for the job again, and returns what it says. */
+async function findAgain(page) {
+  const answered = page.waitForResponse((response) => response.url().includes("/job?id="));
+  await page.locator("#find-submit").click();
+  await (await answered).finished();
+  // A task that begins now runs after the page has shown the answer.
+  await page.waitForFunction(() => document.getElementById("find-submit").ariaDisabled !== "true");
+  return page.locator("#find-lines").textContent();
+}
+
 scene("dead letters: one replayed, those of a cause, and a purge that must be confirmed", async (context) => {
   const { a } = await replicas();
   if (!(await hasDeadLetters(a.url))) {

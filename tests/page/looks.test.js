@@ -13,7 +13,7 @@ for (const colorScheme of ["light", "dark"]) {
     await page.locator("#fleet summary").click();
     for (const summary of await page.locator(".card summary").all()) await summary.click();
     await isAccessible(page, `${colorScheme} cards`);
-    for (const action of ["Pause…", "Set rate…", "Cancel jobs…"]) {
+    for (const action of ["Pause…", "Set rate…", "Find job…", "Cancel jobs…"]) {
       await button(page, action, "crm-sync").click();
       await isAccessible(page, `${colorScheme} ${action}`);
       await page.keyboard.press("Escape");
@@ -73,7 +73,7 @@ scene("on a phone, 320 px wide, nothing scrolls sideways", async (context) => {
   await page.locator("#fleet summary").click();
   for (const summary of await page.locator(".card summary").all()) await summary.click();
   await fits(page, "cards");
-  for (const action of ["Pause…", "Set rate…", "Cancel jobs…"]) {
+  for (const action of ["Pause…", "Set rate…", "Find job…", "Cancel jobs…"]) {
     await button(page, action, "billing").click();
     await fits(page, action);
     await page.keyboard.press("Escape");

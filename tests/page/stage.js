@@ -36,7 +36,7 @@ export class Stage {
     return this.#order({ do: "stop", name });
   }
 
-  /** Publishes so many jobs for each of these downstreams of a daemon. */
+  /** Publishes so many jobs for each of these downstreams of a daemon: `job-N` and those after it, where N is the `first`. */
   publish(name, downstreams, count) {
     return this.#order({ do: "publish", name, downstreams: [downstreams].flat(), count });
   }

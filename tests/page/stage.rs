@@ -82,10 +82,11 @@ impl Stage {
             "publish" => {
                 let downstreams = order["downstreams"].as_array().cloned().unwrap_or_default();
                 let count = order["count"].as_u64().and_then(|count| usize::try_from(count).ok());
+                let first = self.published;
                 for downstream in downstreams.iter().filter_map(Value::as_str) {
                     self.publish(prefix(&name), downstream, count.unwrap_or(1)).await;
                 }
-                Ok(json!({}))
+                Ok(json!({ "first": first }))
             }
             "answer" => {
                 let status = order["status"].as_u64().and_then(|status| u16::try_from(status).ok());

@@ -148,7 +148,7 @@ export class Card {
     Object.assign(this.#parts, parts);
     this.#chart = new Chart(parts);
     const { name } = this.element.dataset;
-    for (const button of [parts.pauseButton, parts.resumeButton, parts.rateButton, parts.cancelButton]) {
+    for (const button of [parts.pauseButton, parts.resumeButton, parts.rateButton, parts.findButton, parts.cancelButton]) {
       button.setAttribute("aria-label", `${button.textContent} ${name}`);
     }
     parts.summary.setAttribute("aria-label", `${parts.summary.textContent} of ${name}`);

@@ -132,7 +132,8 @@ function kindOf({ reason, status }) {
   return JSON.stringify({ reason: reason ?? undefined, status: status ?? undefined });
 }
 
-function causeOf({ reason, status }) {
+/** The cause of a letter in words. */
+export function causeOf({ reason, status }) {
   return [reason ?? "no known reason", status].filter((part) => part != null).join(", ");
 }
 

@@ -18,7 +18,7 @@ export function showError(element, text) {
 }
 
 /** Handles the submission of a form by `submit`, once at a time. */
-function onSubmit(form, button, submit) {
+export function onSubmit(form, button, submit) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (button.ariaDisabled === "true") return;
@@ -185,15 +185,16 @@ export class ChangeDialog {
 
   /**
    * Asks for what a change needs, makes it, and resolves to what was done, or to null if the reader leaves. `subject` is
-   * what of the downstream is changed, if not the whole, and `fixed` says that in the body of the request.
+   * what of the downstream is changed, if not the whole, and `fixed` says that in the body of the request. The fields begin with
+   * what is `given`.
    */
-  open(change, { name, limits = [] }, { subject = null, fixed = {} } = {}) {
+  open(change, { name, limits = [] }, { subject = null, fixed = {}, given = {} } = {}) {
     const { title, hint, fields, forHint = FOR_HINT, rateLabel = "", submit: text = title.split(" ")[0] } = CHANGES[change];
     byId("change-title").textContent = `${title} ${subject === null ? "" : `${subject} of `}${name}`;
     byId("change-hint").textContent = hint;
     for (const field of FIELDS) {
       setShown(inputOf(field).parentElement, fields.includes(field));
-      inputOf(field).value = "";
+      inputOf(field).value = given[field] ?? "";
     }
     byId("change-for-hint").textContent = forHint;
     labelOf("rate").textContent = rateLabel;

@@ -5,6 +5,7 @@ import { Card, rankOf, stateOf } from "./card.js";
 import { DeadDialog } from "./dead.js";
 import { ChangeDialog, TokenDialog } from "./dialogs.js";
 import { byId, setAttribute, setShown, setText, syncRows } from "./dom.js";
+import { FindDialog } from "./find.js";
 import { History } from "./history.js";
 import { Live } from "./live.js";
 import { clock, count, countOf, span } from "./words.js";
@@ -255,6 +256,7 @@ const client = new Client((why) => tokenDialog.ask(why));
 context.client = client;
 const changeDialog = new ChangeDialog(client, showOutcome);
 const deadDialog = new DeadDialog(client, changeDialog);
+const findDialog = new FindDialog(client, changeDialog);
 const live = new Live(client, {
   state: takeState,
   history: takeHistory,
@@ -268,6 +270,7 @@ async function act(button) {
   const card = button.closest("[data-name]");
   const downstream = state.downstreams.get(card.dataset.name);
   if (action === "dead") deadDialog.open(downstream.name);
+  else if (action === "find") findDialog.open(downstream.name);
   else await changeDialog.open(action, downstream, limit === undefined ? {} : { subject: limit, fixed: { limit } });
   // The button may have gone with its note while the dialog was open.
   if (document.activeElement === document.body) card.querySelector('[data-action="rate"]')?.focus();
