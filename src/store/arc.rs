@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::fleet::HistoryEntry;
 use super::{
-    Answer, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Served,
-    ServedReply, Store, StoreError, TombstoneCall, TombstoneReply, sealed,
+    Answer, Cancel, Change, Changes, Check, Checked, ParkedGroup, ParkedGroups, RecordState, Reserve,
+    Reserved, Scope, Served, ServedReply, Store, StoreError, TombstoneCall, TombstoneReply, sealed,
 };
 use crate::limit::LimitSet;
 use crate::time::Micros;
@@ -60,6 +60,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         (**self).note_parked(downstream, jobs)
+    }
+
+    fn parked_groups<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: ParkedGroups<'a>,
+    ) -> Answer<'a, Vec<ParkedGroup>> {
+        (**self).parked_groups(downstream, call)
     }
 
     fn history<'a>(&'a self, downstream: &'a str, text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use super::{
     Answer, Asker, Cancel, Change, Changes, Check, Checked, GRACE, LONGEST_TURN_LEASE, Lease, NextTurn,
-    RecordState, Reserve, Reserved, STEP, Scope, Served, ServedReply, SharedHorizon, Stamp, Status, Store,
-    StoreError, TICK, TombstoneCall, TombstoneReply, check_downstream, tombstones::too_many,
+    ParkedGroup, ParkedGroups, RecordState, Reserve, Reserved, STEP, Scope, Served, ServedReply,
+    SharedHorizon, Stamp, Status, Store, StoreError, TICK, TombstoneCall, TombstoneReply, check_downstream,
+    tombstones::too_many,
 };
 use crate::limit::{Charge, Limit, LimitSet, State};
 use crate::lock::lock;
@@ -336,6 +337,18 @@ impl Store for MemoryStore {
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         Box::pin(async move { self.parked(downstream, jobs) })
+    }
+
+    fn parked_groups<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: ParkedGroups<'a>,
+    ) -> Answer<'a, Vec<ParkedGroup>> {
+        Box::pin(async move {
+            check_downstream(downstream)?;
+            call.check()?;
+            Ok(lock(&self.fleet).parked_groups(downstream, call))
+        })
     }
 
     fn history<'a>(&'a self, downstream: &'a str, text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {

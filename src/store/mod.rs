@@ -17,6 +17,7 @@ mod journal;
 mod lanes;
 mod memory;
 mod offset;
+mod parked;
 mod record;
 #[cfg(feature = "redis")]
 mod redis;
@@ -40,6 +41,7 @@ pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
 pub use offset::{Observed, SlotClock};
+pub use parked::{MAX_PARKED_GROUPS, ParkedGroup, ParkedGroups};
 pub use record::{Change, LONGEST_NOTE, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
 pub use record::{CoolDown, CoolDownCall};
 #[cfg(feature = "redis")]
@@ -331,6 +333,18 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Not cancel safe: it is not known whether the jobs of a dropped future are counted.
     fn note_parked<'a>(&'a self, _downstream: &'a str, _jobs: i64) -> Answer<'a, i64> {
         Box::pin(async { Ok(0) })
+    }
+
+    /// Adds to the parked jobs of a downstream by what they wait for and until which hour, and returns the groups, in their
+    /// order. As the number of all ([`Store::note_parked`]) they are approximate. A store in a file does not write them.
+    ///
+    /// Not cancel safe: it is not known whether the jobs of a dropped future are counted.
+    fn parked_groups<'a>(
+        &'a self,
+        _downstream: &'a str,
+        _call: ParkedGroups<'a>,
+    ) -> Answer<'a, Vec<ParkedGroup>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 
     /// Adds a text to the history of a downstream, if there is one, and returns that ([`HistoryEntry`]). Not cancel safe.

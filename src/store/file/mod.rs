@@ -31,8 +31,8 @@ use super::fleet::HistoryEntry;
 use super::journal::Journal;
 use super::memory::{Decided, MemoryStore};
 use super::{
-    Answer, Cancel, Change, Changes, Check, Checked, RecordState, Reserve, Reserved, Scope, Served,
-    ServedReply, Store, StoreError, TombstoneCall, TombstoneReply, sealed,
+    Answer, Cancel, Change, Changes, Check, Checked, ParkedGroup, ParkedGroups, RecordState, Reserve,
+    Reserved, Scope, Served, ServedReply, Store, StoreError, TombstoneCall, TombstoneReply, sealed,
 };
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, SystemClock};
@@ -252,6 +252,17 @@ impl Store for FileStore {
         Box::pin(async move {
             self.ready()?;
             self.memory.note_parked(downstream, jobs).await
+        })
+    }
+
+    fn parked_groups<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: ParkedGroups<'a>,
+    ) -> Answer<'a, Vec<ParkedGroup>> {
+        Box::pin(async move {
+            self.ready()?;
+            self.memory.parked_groups(downstream, call).await
         })
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::store::fleet::{HISTORY_KEPT, List, MAX_HISTORY, MAX_PARKED, MAX_SUMMARIES};
 use crate::store::journal::Entry;
-use crate::store::{HistoryEntry, MAX_SERVED, MAX_SERVED_BATCH, Served, ServedReply, Unserved};
+use crate::store::{
+    HistoryEntry, MAX_SERVED, MAX_SERVED_BATCH, ParkedGroup, ParkedGroups, Served, ServedReply, Unserved,
+};
 use crate::time::Micros;
 
 /// The summaries of replicas, and what they tell of downstreams.
@@ -15,6 +17,8 @@ pub(super) struct Fleet {
     summaries: BTreeMap<String, (Micros, String)>,
     /// The number of each downstream's parked jobs.
     parked: HashMap<String, i64>,
+    /// The same by what they wait for, and until which hour.
+    parked_groups: HashMap<String, Vec<ParkedGroup>>,
     /// The last changes of each downstream, the oldest first.
     history: HashMap<String, Vec<HistoryEntry>>,
     /// When each downstream was served last, by the prefix of the queues.
@@ -136,5 +140,15 @@ impl Fleet {
             self.parked.insert(downstream.to_owned(), count);
         }
         count
+    }
+
+    /// Adds to the groups of parked jobs of a downstream, and returns the groups.
+    pub(super) fn parked_groups(&mut self, downstream: &str, call: ParkedGroups<'_>) -> Vec<ParkedGroup> {
+        let former = self.parked_groups.remove(downstream).unwrap_or_default();
+        let groups = call.apply(&former);
+        if !groups.is_empty() {
+            self.parked_groups.insert(downstream.to_owned(), groups.clone());
+        }
+        groups
     }
 }

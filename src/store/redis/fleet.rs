@@ -3,10 +3,13 @@
 
 use std::time::Duration;
 
+use super::packed::all;
 use super::{RedisStore, keys};
 use crate::store::fleet::{List, MAX_PARKED, check_history, check_summary};
 use crate::store::served::is_name;
-use crate::store::{HistoryEntry, Scope, Served, ServedReply, StoreError, Unserved};
+use crate::store::{
+    HistoryEntry, ParkedGroup, ParkedGroups, Scope, Served, ServedReply, StoreError, Unserved,
+};
 use crate::time::Micros;
 
 impl RedisStore {
@@ -70,6 +73,28 @@ impl RedisStore {
         let keys = [keys::parked(&self.prefix, scope)];
         let jobs = jobs.clamp(-MAX_PARKED, MAX_PARKED);
         self.servers.invoke(downstream, |_| self.scripts.parked(&keys, jobs)).await
+    }
+
+    /// Adds to the groups of parked jobs.
+    pub(super) async fn add_parked_groups(
+        &self,
+        downstream: &str,
+        call: ParkedGroups<'_>,
+    ) -> Result<Vec<ParkedGroup>, StoreError> {
+        let scope = Scope { downstream, key: "" };
+        scope.check()?;
+        call.check()?;
+        let keys = [keys::parked_groups(&self.prefix, scope)];
+        let packed: Vec<u8> =
+            self.servers.invoke(downstream, |_| self.scripts.parked_groups(&keys, &call)).await?;
+        let numbers = all(&packed);
+        let group = |group: &[i64]| match *group {
+            [hour, kind, jobs] => Some(ParkedGroup { hour, kind: u8::try_from(kind).ok()?, jobs }),
+            _ => None,
+        };
+        let mut groups: Vec<ParkedGroup> = numbers.chunks(3).filter_map(group).collect();
+        groups.sort_unstable();
+        Ok(groups)
     }
 
     /// Adds to the history of a downstream, or only reads it.

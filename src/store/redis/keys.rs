@@ -9,6 +9,7 @@
 //! paced:{billing}:cancelled         the ids of cancelled jobs (sorted set, by the version of their latest change)
 //! paced:{billing}:cancelled-until   the same ids (sorted set, by when their tombstones end)
 //! paced:{billing}:parked            the number of parked jobs (string)
+//! paced:{billing}:parked-groups     the same by the hour until which they wait, and what for (string)
 //! paced:{billing}:history           the last changes by operators (string)
 //! paced:{billing}:l:LIMIT           the state of a limit of the whole downstream
 //! paced:{billing}:k:LIMIT:KEY       the state of a limit that each key has for itself
@@ -101,6 +102,11 @@ pub(super) fn replicas(prefix: &str, scope: Scope<'_>) -> String {
 /// The key of the number of parked jobs.
 pub(super) fn parked(prefix: &str, scope: Scope<'_>) -> String {
     join(prefix, scope, &["parked"])
+}
+
+/// The key of the groups of parked jobs.
+pub(super) fn parked_groups(prefix: &str, scope: Scope<'_>) -> String {
+    join(prefix, scope, &["parked-groups"])
 }
 
 /// The key of the last changes by operators.

@@ -33,8 +33,8 @@ use tokio::task::JoinHandle;
 use super::changes::{Changes, Watchers};
 use super::fleet::HistoryEntry;
 use super::{
-    Answer, Cancel, Change, Check, Checked, RecordState, Reserve, Reserved, Scope, Served, ServedReply,
-    Sharing, Stamp, Store, StoreError, TombstoneCall, TombstoneReply,
+    Answer, Cancel, Change, Check, Checked, ParkedGroup, ParkedGroups, RecordState, Reserve, Reserved, Scope,
+    Served, ServedReply, Sharing, Stamp, Store, StoreError, TombstoneCall, TombstoneReply,
 };
 use crate::home::Home;
 use crate::limit::LimitSet;
@@ -299,6 +299,14 @@ impl Store for RedisStore {
 
     fn note_parked<'a>(&'a self, downstream: &'a str, jobs: i64) -> Answer<'a, i64> {
         Box::pin(self.add_parked(downstream, jobs))
+    }
+
+    fn parked_groups<'a>(
+        &'a self,
+        downstream: &'a str,
+        call: ParkedGroups<'a>,
+    ) -> Answer<'a, Vec<ParkedGroup>> {
+        Box::pin(self.add_parked_groups(downstream, call))
     }
 
     fn history<'a>(&'a self, downstream: &'a str, text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {

@@ -9,9 +9,9 @@ use redis::{Cmd, Script};
 use super::packed::Packed;
 use super::request::{FastScript, KnownRecord, Now, Request, encode_change, encode_costs, encode_limits};
 use crate::limit::{Algorithm, Limit, LimitSet};
-use crate::store::fleet::{HISTORY_KEPT, MAX_HISTORY, PARKED_KEPT};
+use crate::store::fleet::{HISTORY_KEPT, MAX_HISTORY, MAX_PARKED, PARKED_KEPT};
 use crate::store::served::SERVED_KEPT;
-use crate::store::{Cancel, Change, Served, TombstoneCall};
+use crate::store::{Cancel, Change, MAX_PARKED_GROUPS, ParkedGroup, ParkedGroups, Served, TombstoneCall};
 use crate::time::Micros;
 
 const LIB: &str = include_str!("lua/lib.lua");
@@ -61,6 +61,7 @@ struct Plain {
     summaries: Script,
     served: Script,
     parked: Script,
+    parked_groups: Script,
     history: Script,
 }
 
@@ -185,6 +186,7 @@ impl Scripts {
                 summaries: script(compose(0, include_str!("lua/summaries.lua"))),
                 served: script(compose(0, include_str!("lua/served.lua"))),
                 parked: script(compose(0, include_str!("lua/parked.lua"))),
+                parked_groups: script(compose(0, include_str!("lua/parked_groups.lua"))),
                 history: script(compose(0, include_str!("lua/history.lua"))),
             },
         }
@@ -359,6 +361,20 @@ impl Scripts {
         let mut numbers = Packed::with_capacity(1);
         numbers.put([jobs]);
         let mut call = Call::new(&self.plain.parked, keys, &numbers, 1);
+        call.command.arg(PARKED_KEPT.as_secs() * 1000);
+        call
+    }
+
+    /// The call that adds to the groups of parked jobs.
+    pub(super) fn parked_groups(&self, keys: &[String], call: &ParkedGroups<'_>) -> Call<'_> {
+        let mut numbers = Packed::with_capacity(3 + 3 * call.changes.len());
+        numbers.put([call.first_hour]);
+        numbers.put_count(u64::try_from(MAX_PARKED_GROUPS).unwrap_or(u64::MAX));
+        numbers.put_count(u64::try_from(call.changes.len()).unwrap_or(u64::MAX));
+        for ParkedGroup { hour, kind, jobs } in call.changes {
+            numbers.put([*hour, i64::from(*kind), (*jobs).clamp(-MAX_PARKED, MAX_PARKED)]);
+        }
+        let mut call = Call::new(&self.plain.parked_groups, keys, &numbers, 1);
         call.command.arg(PARKED_KEPT.as_secs() * 1000);
         call
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use paced::limit::{Costs, Limit, LimitSet};
 use paced::store::{
-    Cancel, Change, Check, CoolDownCall, Lease, Recall, Reserve, Scope, Served, SharedHorizon, Sharing,
-    Store, Tombstone, TombstoneCall, Unserved,
+    Cancel, Change, Check, CoolDownCall, Lease, ParkedGroup, ParkedGroups, Recall, Reserve, Scope, Served,
+    SharedHorizon, Sharing, Store, Tombstone, TombstoneCall, Unserved,
 };
 use paced::time::Micros;
 use paced::{RedisOptions, RedisStore, StoreError};
@@ -69,6 +69,8 @@ async fn use_all(store: &RedisStore) -> Result<(), StoreError> {
     assert_eq!(store.summaries().await?, ["{}"]);
     store.leave_summary("one", "", Duration::ZERO).await?;
     store.note_parked("record", 2).await?;
+    let parked = [ParkedGroup { hour: 1, kind: 1, jobs: 2 }];
+    store.parked_groups("record", ParkedGroups { first_hour: 0, changes: &parked }).await?;
     let recalled = [Unserved { name: "old".to_owned(), served_at: Micros(1) }];
     let served = Served { prefix: "mine", names: &["record"], recalled: &recalled, ..Served::default() };
     assert_eq!(store.served(served).await?.unserved.len(), 2);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::store::{
-    LONGEST_SUMMARY, MAX_SERVED, MAX_SERVED_BATCH, MAX_SUMMARIES, MAX_SUMMARY_BYTES, MemoryStore, RedisStore,
-    Served, ServedReply, Store, Unserved,
+    LONGEST_SUMMARY, MAX_PARKED_GROUPS, MAX_SERVED, MAX_SERVED_BATCH, MAX_SUMMARIES, MAX_SUMMARY_BYTES,
+    MemoryStore, ParkedGroup, ParkedGroups, RedisStore, Served, ServedReply, Store, Unserved,
 };
 use paced::time::{ManualClock, Micros};
 use paced::{RedisOptions, StoreError};
@@ -183,6 +183,59 @@ async fn replicas_count_parked_jobs_together() {
             assert!(matches!(one.note_parked(name, 1).await, Err(StoreError::Invalid(_))));
         }
     }
+}
+
+#[tokio::test]
+async fn replicas_group_parked_jobs_by_hour_and_kind_together() {
+    let (stores, _) = stores(&unique("parkedgroups")).await;
+    let group = |hour, kind, jobs| ParkedGroup { hour, kind, jobs };
+    for [one, two] in stores {
+        let note = async |first_hour, changes: &[ParkedGroup]| {
+            one.parked_groups("billing", ParkedGroups { first_hour, changes }).await.unwrap()
+        };
+        assert!(note(400_000, &[]).await.is_empty());
+        let changes =
+            [group(400_001, 2, 7), group(400_000, 255, 1), group(400_000, 0, 4), group(400_000, 0, -1)];
+        let all = [group(400_000, 0, 3), group(400_000, 255, 1), group(400_001, 2, 7)];
+        assert_eq!(note(400_000, &changes).await, all, "in their order");
+        let read = ParkedGroups { first_hour: 400_000, changes: &[] };
+        assert_eq!(two.parked_groups("billing", read).await.unwrap(), all, "for all replicas");
+        assert!(two.parked_groups("other", read).await.unwrap().is_empty());
+        let changes = [group(400_000, 0, -9), group(400_002, 1, -1), group(399_999, 1, 5)];
+        assert_eq!(
+            note(400_000, &changes).await,
+            all[1..],
+            "none is below 0, and none of an earlier hour is new"
+        );
+        assert_eq!(note(400_001, &[]).await, all[2..], "those of earlier hours are forgotten");
+        let most = i64::try_from(MAX_PARKED_GROUPS).unwrap();
+        let many: Vec<ParkedGroup> = (0..most).map(|n| group(400_002 + n, 3, i64::MAX)).collect();
+        let groups = note(400_001, &many).await;
+        assert_eq!(
+            (groups.len(), groups[0], groups[1]),
+            (MAX_PARKED_GROUPS, all[2], group(400_002, 3, (1 << 53) - 1))
+        );
+        let wrong = ParkedGroups { first_hour: -1, changes: &[] };
+        assert!(matches!(one.parked_groups("billing", wrong).await, Err(StoreError::Invalid(_))));
+        assert!(matches!(one.parked_groups("a}b", read).await, Err(StoreError::Invalid(_))));
+    }
+}
+
+#[tokio::test]
+async fn groups_of_parked_jobs_that_paced_did_not_write_do_not_count() {
+    let (redis, prefix) = (redis().await, unique("oddgroups"));
+    let store = connect(redis, &prefix).await;
+    let key = format!("{prefix}:{{billing}}:parked-groups");
+    let read = ParkedGroups { first_hour: 0, changes: &[] };
+    for odd in ["many", "a text of twenty-four by", &"\u{7f}".repeat(48)] {
+        redis.command(&["SET", &key, odd]).await.unwrap();
+        assert!(store.parked_groups("billing", read).await.unwrap().is_empty(), "{odd}");
+    }
+    let change = [ParkedGroup { hour: 7, kind: 1, jobs: 2 }];
+    let groups = store.parked_groups("billing", ParkedGroups { changes: &change, ..read }).await.unwrap();
+    assert_eq!(groups, change);
+    let longest = 400 * 86_400_000;
+    assert!((longest - 600_000..=longest).contains(&ttl(redis, &key).await));
 }
 
 #[tokio::test]
