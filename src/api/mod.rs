@@ -18,6 +18,7 @@ mod fleet;
 pub mod history;
 pub mod letters;
 pub mod order;
+mod parked;
 pub mod state;
 mod unclaimed;
 

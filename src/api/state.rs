@@ -8,6 +8,7 @@ use super::{Millis, Override, Pause, Penalty};
 use crate::text;
 
 pub use super::fleet::{Fleet, Replica, Silent};
+pub use super::parked::ParkedBy;
 pub use super::unclaimed::{Orphan, Unclaimed};
 
 /// The answer of `GET /api/v1/status`.
@@ -129,6 +130,9 @@ pub struct Queues {
     /// The same by the time after which they come back at the latest, the shortest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parked_for_limits_within: Vec<ParkedWithin>,
+    /// The parked jobs by their reason, as far as that is known: a store that lost its state does not know it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parked_by: Vec<ParkedBy>,
     /// The dead letters.
     pub dead: Option<u32>,
 }

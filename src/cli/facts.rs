@@ -5,6 +5,7 @@ use paced::api::state::{Downstream, Failing, State};
 use super::{out, parts};
 
 mod limits;
+mod parked;
 
 pub(super) use limits::least_left;
 
@@ -22,6 +23,7 @@ pub(super) fn of(downstream: &Downstream, now: i64) -> Vec<Fact> {
     facts.extend(limits::margin(downstream, now));
     facts.extend(overrides(downstream));
     facts.extend(jobs(downstream));
+    facts.extend(parked::parked(downstream));
     facts.extend(instants(downstream));
     facts.extend(failures(downstream, now));
     facts.extend(replicas(downstream));

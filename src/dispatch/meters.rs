@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use super::source::{ParkReason, Stay};
 use super::totals::Totals;
 use crate::job::Reason;
 use crate::metric;
 use crate::pace::meters::{self as pace, Abandoned};
 use crate::sink::{Outcome, RETRY_REASONS};
+use crate::time::Micros;
 
 /// The reasons why a replica may take no jobs.
 const STOPPED_REASONS: [&str; 2] = ["unreachable", "unauthorized"];
@@ -156,15 +158,15 @@ impl Meters {
         self.rejected(reason);
     }
 
-    /// Counts a job that was parked.
-    pub(super) fn parked(&self) {
+    /// Counts a job that was parked for this reason, until then by the wall clock.
+    pub(super) fn parked(&self, reason: ParkReason, until: Micros) {
         self.settled.parked.increment(1);
-        self.totals.on_parked(1);
+        self.totals.on_parked(1, reason, until);
     }
 
     /// Counts a job that has come home.
-    pub(super) fn home(&self) {
-        self.totals.on_parked(-1);
+    pub(super) fn home(&self, stay: &Stay) {
+        self.totals.on_parked(-1, stay.reason, stay.until);
     }
 
     /// Records an answer of the sink, after this time.

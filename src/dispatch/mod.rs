@@ -56,7 +56,7 @@ pub use retry::{Backoff, RetryPolicy, StatusRetry};
 pub use source::{
     DeadLetter, Delivery, Liveness, ParkReason, Parked, Report, Source, Stay, Ticket, Unburied,
 };
-pub use totals::{LATENCY_BOUNDS, LATENESS_BOUNDS, Totals};
+pub use totals::{LATENCY_BOUNDS, LATENESS_BOUNDS, ParkedChange, Totals};
 pub use view::{Binding, Counts, Snapshot, TermsInForce, View};
 
 /// The options of one downstream's dispatcher.

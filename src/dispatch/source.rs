@@ -147,6 +147,17 @@ impl ParkReason {
             Self::Restart => "restart",
         }
     }
+
+    /// Its number among parked jobs that the store groups: the same in every version.
+    #[must_use]
+    pub const fn kind(self) -> u8 {
+        match self {
+            Self::NotBefore => 0,
+            Self::Retry => 1,
+            Self::Limit => 2,
+            Self::Restart => 3,
+        }
+    }
 }
 
 /// The result of parking a job.

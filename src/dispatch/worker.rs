@@ -263,8 +263,8 @@ impl Worker {
         let meters = &self.context.meters;
         meters.received.increment(1);
         meters.poison.increment(delivery.message.malformed.is_some().into());
-        if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
-            meters.home();
+        if let Some(stay) = delivery.stay.as_ref().filter(|_| !delivery.ticket.is_redelivered()) {
+            meters.home(stay);
         }
         if (delivery.stay.is_some() || delivery.ticket.is_redelivered())
             && let Some(id) = &delivery.message.message_id

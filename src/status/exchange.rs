@@ -5,9 +5,10 @@ use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use paced::dispatch::Snapshot;
+use paced::dispatch::{ParkedChange, Snapshot};
 use paced::lock::lock;
-use paced::store::{MAX_SERVED_BATCH, Served, ServedReply, Unserved};
+use paced::store::{MAX_SERVED_BATCH, ParkedGroups, Served, ServedReply, Unserved};
+use paced::time::wall_now;
 use paced::{Store, failpoint, metric};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::fleet;
 use super::known::{COUNT_AGE, Known, MAX_RECORD_AGE, Record};
 use super::orphans::{Orphans, UNSERVED};
+use super::parked::{Counted, first_hour};
 use super::peek::{countable, peek};
 use super::reporting::{INTERVAL, KEPT, report, report_until, within_timeout};
 use super::shared::{OwnTerms, Shared};
@@ -302,30 +304,38 @@ impl Exchange {
 
     /// Passes on how many jobs were parked here, and asks how many are in all.
     async fn note_parked(&self, asks: bool) {
-        let wanted: Vec<(String, i64)> = {
+        let wanted: Vec<(String, ParkedChange)> = {
             let known = lock(&self.shared.known);
             let is_old = |name: &str| {
-                known.parked.get(name).is_none_or(|(at, _)| at.elapsed() > failpoint::interval(COUNT_AGE))
+                let counted = known.parked.get(name);
+                counted.is_none_or(|counted| counted.at.elapsed() > failpoint::interval(COUNT_AGE))
             };
             let views = self.shared.parts.views.iter();
             let taken = views.map(|(name, view)| (name.clone(), view.totals().take_parked()));
-            let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, jobs)| *jobs != 0);
+            let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, change)| !change.is_empty());
             let asked = others.into_iter().filter(|(name, _)| asks && is_old(name)).take(MAX_CALLS);
             moved.into_iter().chain(asked).collect()
         };
         // Those that only ask are left out once it is stopped.
-        let wanted = wanted.into_iter().filter(|(_, jobs)| *jobs != 0 || !self.stop.is_cancelled());
-        some_at_a_time(wanted.map(|(name, jobs)| self.note_parked_of(name, jobs))).await;
+        let wanted = wanted.into_iter().filter(|(_, change)| !change.is_empty() || !self.stop.is_cancelled());
+        some_at_a_time(wanted.map(|(name, change)| self.note_parked_of(name, change))).await;
     }
 
-    async fn note_parked_of(&self, name: String, jobs: i64) {
-        match within_timeout(self.store(), self.store().note_parked(&name, jobs)).await {
-            Ok(sum) => drop(lock(&self.shared.known).parked.insert(name, (Instant::now(), sum))),
-            Err(_) => {
-                if let Some(view) = self.shared.parts.views.get(&name) {
-                    view.totals().put_back_parked(jobs);
-                }
+    /// Passes a change on, the number first. What could not be passed on is put back.
+    async fn note_parked_of(&self, name: String, mut change: ParkedChange) {
+        let store = self.store();
+        if let Ok(jobs) = within_timeout(store, store.note_parked(&name, change.jobs)).await {
+            change.jobs = 0;
+            let call = ParkedGroups { first_hour: first_hour(wall_now()), changes: &change.groups };
+            let groups = within_timeout(store, store.parked_groups(&name, call)).await;
+            if groups.is_ok() {
+                change.groups.clear();
             }
+            let counted = Counted::new(jobs, groups.unwrap_or_default());
+            lock(&self.shared.known).parked.insert(name.clone(), counted);
+        }
+        if let Some(view) = self.shared.parts.views.get(&name).filter(|_| !change.is_empty()) {
+            view.totals().put_back_parked(&change);
         }
     }
 

@@ -14,6 +14,7 @@ use paced::terms::{Terms, algorithm};
 use paced::time::wall_now;
 use tokio::time::Instant;
 
+use super::parked::Counted;
 use super::peek::{Left, Remaining};
 use super::summary::Summary;
 use super::words::RESUMING;
@@ -42,7 +43,7 @@ pub(super) struct Known {
     pub(super) files: BTreeMap<String, u64>,
     pub(super) records: BTreeMap<String, Record>,
     pub(super) left: Remaining,
-    pub(super) parked: BTreeMap<String, (Instant, i64)>,
+    pub(super) parked: BTreeMap<String, Counted>,
     /// The downstreams that nobody serves any more.
     pub(super) orphans: Vec<Orphan>,
     /// The pause that each downstream has since an order that was carried out here then, until its record is read.
@@ -153,8 +154,9 @@ impl Known {
         let name = downstream.name.clone();
         // A store that does not answer may have lost what it counted.
         let is_fresh = |at: Instant| self.store_error.is_none() || at.elapsed() <= COUNT_AGE;
-        let parked = self.parked.get(&name).filter(|(at, _)| is_fresh(*at));
-        downstream.queues.parked = parked.map(|(_, jobs)| *jobs);
+        let parked = self.parked.get(&name).filter(|counted| is_fresh(counted.at));
+        downstream.queues.parked = parked.map(|counted| counted.jobs);
+        downstream.queues.parked_by = parked.map(Counted::by_reason).unwrap_or_default();
         let lasts = |pause: &Pause| pause.until.is_none_or(|until| until > at);
         // Nobody may have looked since, so that the record was not read: others may have ordered something else.
         let ordered = self.ordered.get(&name).filter(|(given, _)| given.elapsed() <= MAX_RECORD_AGE);
@@ -368,7 +370,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_count_of_a_store_that_does_not_answer_is_unknown_soon() {
         let mut known = Known::default();
-        known.parked.insert("billing".to_owned(), (Instant::now(), 5));
+        known.parked.insert("billing".to_owned(), Counted::new(5, Vec::new()));
         let parked = |known: &Known| {
             let mut downstream = Downstream { name: "billing".to_owned(), ..Downstream::default() };
             known.describe(&mut downstream, &[], 0);

@@ -16,6 +16,7 @@ mod fleet;
 mod known;
 mod observer;
 mod orphans;
+mod parked;
 mod peek;
 mod rates;
 pub(crate) mod record;

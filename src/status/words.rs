@@ -17,17 +17,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
     let until = binding.until.filter(|until| *until > now);
     let end = |until: Option<Millis>| until.map_or_else(String::new, |at| format!(" until {}", instant(at)));
     match binding.reason.as_str() {
-        "idle" => match downstream.queues.parked.filter(|parked| *parked > 0) {
-            Some(parked) => match downstream.queues.parked_for_limits {
-                Some(limited) => {
-                    format!(
-                        "no job may be released yet: {parked} parked in the broker, {limited} of these for a limit or a pause"
-                    )
-                }
-                None => format!("no job may be released yet: {parked} parked in the broker"),
-            },
-            None => "nothing to do".to_owned(),
-        },
+        "idle" => idle(downstream, now),
         "starting" => "the limits in force are not known yet".to_owned(),
         "limit" => {
             let name = binding.limit.as_deref().unwrap_or_default();
@@ -62,6 +52,17 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
         "terms" => "this replica cannot use the limits in the store".to_owned(),
         other => other.to_owned(),
     }
+}
+
+/// Why nothing is released where no job waits in a replica: there is none, or all are parked.
+fn idle(downstream: &Downstream, now: Millis) -> String {
+    let queues = &downstream.queues;
+    let Some(parked) = queues.parked.filter(|parked| *parked > 0) else { return "nothing to do".to_owned() };
+    let limited = queues.parked_for_limits.map(|jobs| format!(", {jobs} of these for a limit or a pause"));
+    let first = queues.parked_by.iter().map(|by| by.first).min().filter(|first| *first > now);
+    let first = first.map(|first| format!("; the first are due before {}", instant(first)));
+    let (limited, first) = (limited.unwrap_or_default(), first.unwrap_or_default());
+    format!("no job may be released yet: {parked} parked in the broker{limited}{first}")
 }
 
 /// The most names in a line of the log.
@@ -100,7 +101,7 @@ pub(crate) fn instant(at: Millis) -> String {
 #[cfg(test)]
 mod tests {
     use paced::api::Pause;
-    use paced::api::state::{Binding, Limit};
+    use paced::api::state::{Binding, Limit, ParkedBy};
 
     use super::*;
 
@@ -153,6 +154,19 @@ mod tests {
             limited,
             "no job may be released yet: 20 parked in the broker, 18 of these for a limit or a pause"
         );
+        let by = |first| ParkedBy { first, ..ParkedBy::default() };
+        let later = said("idle", None, |downstream| {
+            downstream.queues.parked = Some(3);
+            downstream.queues.parked_by = vec![by(NOW + 7_200_000), by(NOW + 3_600_000)];
+        });
+        assert_eq!(
+            later,
+            "no job may be released yet: 3 parked in the broker; the first are due before 2025-11-24T17:00:00Z"
+        );
+        let due = said("idle", None, |downstream| {
+            (downstream.queues.parked, downstream.queues.parked_by) = (Some(3), vec![by(NOW)]);
+        });
+        assert_eq!(due, parked, "they are on their way");
         let pause = |downstream: &mut Downstream| {
             let (by, reason) = (Some("127.0.0.1:1".to_owned()), Some("maintenance".to_owned()));
             downstream.terms.pause = Some(Pause { by, reason, ..Pause::default() });

@@ -25,6 +25,7 @@ mod load;
 pub mod metrics;
 mod names;
 mod orphans;
+mod parked;
 mod pauses;
 mod rates;
 mod redelivery;

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { button, card, focused, giveToken, isDrawn, says, tabTo, told } from "./browser.js";
+import { button, card, fits, focused, giveToken, isDrawn, says, tabTo, told } from "./browser.js";
 import { ask, browser, hasDeadLetters, NO_DEAD_LETTERS, replicas, scene, stage, until } from "./scene.js";
 
 const name = "billing";
@@ -216,6 +216,22 @@ async function findAgain(page) {
   await page.waitForFunction(() => document.getElementById("find-submit").ariaDisabled !== "true");
   return page.locator("#find-lines").textContent();
 }
+
+scene("parked jobs are shown with what they wait for, and until when", async () => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url);
+  await isDrawn(page);
+  const exports = card(page, "exports");
+  const details = exports.locator("details");
+  if (!(await details.evaluate((element) => element.open))) await details.locator("summary").click();
+  const jobs = exports.locator('[data-part="parkedJobs"]');
+  assert.equal(await jobs.isHidden(), true);
+  await stage.publish("a", "exports", 3, 7 * 86_400);
+  await until("they are counted", 40, async () =>
+    /^3 for a time of their own: due before \d+ \w+/.test(await jobs.textContent()));
+  assert.equal(await exports.locator('[data-part="parkedTitle"]').isHidden(), false);
+  await fits(page, "parked jobs");
+});
 
 scene("dead letters: one replayed, those of a cause, and a purge that must be confirmed", async (context) => {
   const { a } = await replicas();

@@ -36,9 +36,12 @@ export class Stage {
     return this.#order({ do: "stop", name });
   }
 
-  /** Publishes so many jobs for each of these downstreams of a daemon: `job-N` and those after it, where N is the `first`. */
-  publish(name, downstreams, count) {
-    return this.#order({ do: "publish", name, downstreams: [downstreams].flat(), count });
+  /**
+   * Publishes so many jobs for each of these downstreams of a daemon: `job-N` and those after it, where N is the `first`. They
+   * may go `later`, by as many seconds.
+   */
+  publish(name, downstreams, count, later) {
+    return this.#order({ do: "publish", name, downstreams: [downstreams].flat(), count, later });
   }
 
   /** Has the API answer this downstream so from now on; without a status it answers 200 again. */

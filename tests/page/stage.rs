@@ -11,6 +11,8 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lapin::types::AMQPValue;
+use paced::time::wall_now;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 
@@ -84,7 +86,7 @@ impl Stage {
                 let count = order["count"].as_u64().and_then(|count| usize::try_from(count).ok());
                 let first = self.published;
                 for downstream in downstreams.iter().filter_map(Value::as_str) {
-                    self.publish(prefix(&name), downstream, count.unwrap_or(1)).await;
+                    self.publish(prefix(&name), downstream, count.unwrap_or(1), &order["later"]).await;
                 }
                 Ok(json!({ "first": first }))
             }
@@ -108,10 +110,19 @@ impl Stage {
         }
     }
 
-    async fn publish(&mut self, prefix: &str, downstream: &str, count: usize) {
+    /// Publishes jobs, which wait for as many seconds if `later` says so.
+    async fn publish(&mut self, prefix: &str, downstream: &str, count: usize, later: &Value) {
         let first = self.published;
         self.published += count;
-        let jobs = (first..self.published).map(|n| Job::new(format!("job-{n}")).body("{}")).collect();
+        let not_before = later.as_i64().map(|seconds| wall_now().0 / 1000 + 1000 * seconds);
+        let job = |n: usize| {
+            let job = Job::new(format!("job-{n}")).body("{}");
+            match not_before {
+                Some(at) => job.header_value("paced-not-before", AMQPValue::LongLongInt(at)),
+                None => job,
+            }
+        };
+        let jobs = (first..self.published).map(job).collect();
         publish::publish(&self.rabbit.url(), prefix, downstream, jobs).await;
     }
 

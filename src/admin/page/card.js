@@ -126,7 +126,7 @@ export class Card {
     this.#drawDetails();
   }
 
-  /** Opens the part with limits, failures and replicas. */
+  /** Opens the part with limits, parked jobs, failures and replicas. */
   open() {
     if (this.#body === null) this.#makeBody();
     this.#parts.details.open = true;

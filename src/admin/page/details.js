@@ -32,6 +32,7 @@ export class Details {
       update: drawFailure,
     });
 
+    this.#drawParked(downstream);
     this.#drawChanges(changes);
 
     const shares = downstream.replicas ?? [];
@@ -44,6 +45,18 @@ export class Details {
     });
     const { released, delivered } = downstream;
     setText(totals, `${count(released)} released and ${count(delivered)} delivered since the replicas started.`);
+  }
+
+  #drawParked({ parked, parked_by: by = [] }) {
+    const { parkedJobs, parkedTitle } = this.#parts;
+    const rest = (parked ?? 0) - by.reduce((sum, { jobs }) => sum + jobs, 0);
+    const items = [...by, ...(by.length > 0 && rest > 0 ? [{ jobs: rest }] : [])];
+    for (const part of [parkedTitle, parkedJobs]) setShown(part, items.length > 0);
+    syncRows(parkedJobs, items, {
+      key: ({ reason }) => reason ?? "unknown",
+      make: () => ({ element: document.createElement("li") }),
+      update: ({ element }, item) => setText(element, parkedText(item)),
+    });
   }
 
   #drawChanges({ all, problem }) {
@@ -59,6 +72,20 @@ export class Details {
       update: ({ at }, change) => setTime(at, change.at, clock(change.at)),
     });
   }
+}
+
+/** What parked jobs wait for, by the reason of the API. */
+const WAITS = {
+  "not-before": "a time of their own",
+  retry: "another attempt",
+  restart: "another attempt, since a replica stopped",
+  limit: "a limit or a pause",
+};
+
+function parkedText({ reason, jobs, first, first_jobs: firstJobs, last }) {
+  if (reason === undefined) return `${count(jobs)} of which it is not known what they wait for`;
+  const when = first === last ? `due before ${clock(last)}` : `${count(firstJobs)} due before ${clock(first)}, the last before ${clock(last)}`;
+  return `${count(jobs)} for ${WAITS[reason] ?? reason}: ${when}`;
 }
 
 function makeChange(change) {

@@ -117,8 +117,8 @@ async fn close(source: &mut impl Source, meters: &Meters) {
     source.close().await;
     while let Some(delivery) = source.next().await {
         meters.settled.returned.increment(1);
-        if delivery.stay.is_some() && !delivery.ticket.is_redelivered() {
-            meters.home();
+        if let Some(stay) = delivery.stay.as_ref().filter(|_| !delivery.ticket.is_redelivered()) {
+            meters.home(stay);
         }
         delivery.ticket.give_back();
     }

@@ -301,9 +301,9 @@ impl Worker {
         let is_limited = reason == ParkReason::Limit;
         let began = is_limited.then_some(self.parking.changes);
         let until = wall_now().plus(due.saturating_duration_since(Instant::now()));
-        let versions = self.versions_of(&entry).filter(|_| is_limited);
+        let stay = entry.stay(until, reason, self.versions_of(&entry).filter(|_| is_limited));
+        let until = stay.until;
         self.parking.lately.add(&entry.job.id, ParkedJob { at: wall_now(), until, reason });
-        let stay = entry.stay(until, reason, versions);
         // If its message is delivered again meanwhile, this settles it.
         entry.begin(&self.context.unsettled);
         let Entry { job, has_own_id, ticket, age, mut hold, attempts, request, mut track, key } = *entry;
@@ -313,7 +313,7 @@ impl Worker {
         let parking = ticket.park(stay);
         let (context, events) = (Arc::clone(&self.context), self.flights.events.clone());
         // A job that waited for a limit and comes again asks for a slot: nothing would end another wait sooner.
-        let until = move || if is_limited { Instant::now() } else { due };
+        let lands = move || if is_limited { Instant::now() } else { due };
         self.flights.spawn(async move {
             let parked = parking.await;
             let kept = match (parked, track.redelivered()) {
@@ -329,7 +329,7 @@ impl Worker {
                     None
                 }
                 (Parked::Lost, None) => {
-                    track.lose(until(), has_own_id.then_some(attempts));
+                    track.lose(lands(), has_own_id.then_some(attempts));
                     return drop(events.send(Event::Parked(began)));
                 }
                 (Parked::Lost | Parked::Refused(_), Some(ticket)) => Some(ticket),
@@ -341,13 +341,13 @@ impl Worker {
             let event = match kept {
                 None => {
                     track.end();
-                    context.meters.parked();
+                    context.meters.parked(reason, until);
                     Event::Parked(began)
                 }
                 Some(ticket) => {
                     let entry = Entry { job, has_own_id, ticket, age, hold, attempts, request, track, key };
                     let mut entry = Box::new(entry);
-                    entry.land(until());
+                    entry.land(lands());
                     Event::Unparked(due, began, entry)
                 }
             };

@@ -1,0 +1,94 @@
+//! How many jobs of a downstream are parked, by what they wait for and until when.
+
+use paced::api::Millis;
+use paced::api::state::ParkedBy;
+use paced::dispatch::ParkReason;
+use paced::store::ParkedGroup;
+use paced::time::Micros;
+use tokio::time::Instant;
+
+/// The milliseconds in an hour.
+const HOUR: Millis = 3_600_000;
+
+/// For how many hours after theirs groups count: while no replica runs, jobs come home late.
+const LATE_HOURS: i64 = 24;
+
+/// The parked jobs of a downstream, as the store has counted them.
+#[derive(Clone, Debug)]
+pub(super) struct Counted {
+    /// When the store was asked.
+    pub(super) at: Instant,
+    /// The number of all.
+    pub(super) jobs: i64,
+    /// Those of which it is known what they wait for, in the order of their hours.
+    groups: Vec<ParkedGroup>,
+}
+
+impl Counted {
+    /// What the store has answered just now.
+    pub(super) fn new(jobs: i64, groups: Vec<ParkedGroup>) -> Self {
+        Self { at: Instant::now(), jobs, groups }
+    }
+
+    /// The jobs by the reason for which they wait.
+    pub(super) fn by_reason(&self) -> Vec<ParkedBy> {
+        let by = |reason: ParkReason| {
+            let mut groups = self.groups.iter().filter(|group| group.kind == reason.kind());
+            let first = groups.next()?;
+            let (jobs, last) =
+                groups.fold((first.jobs, first), |(jobs, _), group| (jobs.saturating_add(group.jobs), group));
+            Some(ParkedBy {
+                reason: reason.as_str().to_owned(),
+                jobs,
+                first: end(first.hour),
+                first_jobs: first.jobs,
+                last: end(last.hour),
+            })
+        };
+        ParkReason::ALL.into_iter().filter_map(by).collect()
+    }
+}
+
+/// The end of an hour that is counted since the Unix epoch.
+const fn end(hour: i64) -> Millis {
+    hour.saturating_add(1).saturating_mul(HOUR)
+}
+
+/// The first hour that counts.
+pub(super) fn first_hour(now: Micros) -> i64 {
+    (now.0 / 1000 / HOUR - LATE_HOURS).max(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_are_shown_by_their_reason_with_the_first_hour_and_the_last() {
+        let group = |hour, reason: ParkReason, jobs| ParkedGroup { hour, kind: reason.kind(), jobs };
+        let counted = Counted::new(
+            20,
+            vec![
+                group(7, ParkReason::Limit, 13),
+                group(8, ParkReason::NotBefore, 2),
+                group(30, ParkReason::NotBefore, 3),
+                ParkedGroup { hour: 31, kind: 99, jobs: 1 },
+            ],
+        );
+        let by = |reason: &str, jobs, (first, first_jobs), last| ParkedBy {
+            reason: reason.to_owned(),
+            jobs,
+            first: first * HOUR,
+            first_jobs,
+            last: last * HOUR,
+        };
+        assert_eq!(counted.by_reason(), [by("not-before", 5, (9, 2), 31), by("limit", 13, (8, 13), 8)]);
+        assert!(Counted::new(20, Vec::new()).by_reason().is_empty());
+    }
+
+    #[test]
+    fn an_hour_counts_for_a_day_after_its_end() {
+        assert_eq!(first_hour(Micros(100 * HOUR * 1000)), 76);
+        assert_eq!(first_hour(Micros(0)), 0);
+    }
+}

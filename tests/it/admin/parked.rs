@@ -1,0 +1,53 @@
+//! What parked jobs wait for, and until when: in the API and in `paced status`, also after a restart of all replicas.
+
+use lapin::types::AMQPValue;
+use paced::time::wall_now;
+use serde_json::json;
+
+use super::api::{AdminReplica, TOKEN};
+use super::*;
+
+/// The milliseconds in an hour.
+const HOUR: i64 = 3_600_000;
+
+#[tokio::test]
+async fn parked_jobs_are_shown_by_their_reason_and_hour_also_after_a_restart() {
+    let site = Site::shared("parkedby", "rate = '100/s'\nhold_max = '1s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    // In the middle of an hour, so that no clock moves a job into another one.
+    let hour = wall_now().0 / 1000 / HOUR;
+    let at = |id: &str, hour: i64| {
+        Job::new(id).header_value("paced-not-before", AMQPValue::LongLongInt(hour * HOUR + HOUR / 2))
+    };
+    site.publish(vec![at("soon", hour + 2), at("too", hour + 2), at("late", hour + 5)]).await;
+    let expected = json!([{
+        "reason": "not-before",
+        "jobs": 3,
+        "first": (hour + 3) * HOUR,
+        "first_jobs": 2,
+        "last": (hour + 6) * HOUR,
+    }]);
+    let shown = async |replica: &AdminReplica| {
+        let mut last = Value::Null;
+        until("the three are counted", LONG, async || {
+            last = replica.downstream().await;
+            last["parked_by"] == expected
+        })
+        .await;
+        last
+    };
+    let told = shown(&replica).await;
+    assert_eq!(told["parked"], 3, "{told}");
+    let text = told["binding"]["text"].as_str().unwrap();
+    assert!(
+        text.starts_with("no job may be released yet: 3 parked in the broker; the first are due"),
+        "{text}"
+    );
+    let output = replica.tool(TOKEN, &["status", "billing"]).await;
+    assert!(output.stdout.contains("3 for a time of their own: 2 are due before "), "{}", output.stdout);
+    assert_eq!(replica.paced.stop().await, 0);
+
+    let other = AdminReplica::with_token(&site).await;
+    shown(&other).await;
+    assert_eq!(other.paced.stop().await, 0);
+}
