@@ -150,8 +150,7 @@ fn role(rule: Rule) -> Option<Role> {
     match rule {
         Rule::Probe | Rule::Readiness | Rule::Page => None,
         Rule::Read | Rule::Metrics | Rule::Events => Some(Role::Read),
-        Rule::Hold => Some(Role::Operate),
-        Rule::Change(role) => Some(role),
+        Rule::Hold(role) | Rule::Change(role) => Some(role),
     }
 }
 
@@ -184,8 +183,11 @@ async fn each_route_has_a_rule_that_is_strict_enough() {
             Rule::Probe | Rule::Readiness => open.push(path),
             Rule::Page => pages.push(path),
             Rule::Change(_) => assert_ne!(method, Method::GET, "{path}"),
-            // A list of letters holds them.
-            Rule::Hold => assert_eq!(path, "/api/v1/downstreams/{name}/dead"),
+            // Letters that are listed are held, and a body may be anybody's secret.
+            Rule::Hold(Role::Operate) => assert_eq!(path, "/api/v1/downstreams/{name}/dead"),
+            Rule::Hold(role) => {
+                assert_eq!((role, path), (Role::Admin, "/api/v1/downstreams/{name}/dead/letter"));
+            }
             Rule::Read | Rule::Metrics | Rule::Events => assert_eq!(method, Method::GET, "{path}"),
         }
         assert!(method == Method::GET || matches!(rule, Rule::Change(_)), "{path}");
@@ -336,9 +338,9 @@ async fn changes(server: &Server, paths: &[&str]) -> Vec<String> {
 async fn a_long_change_is_not_cut_by_the_age_of_its_connection() {
     let after = |seconds| move || async move { tokio::time::sleep(Duration::from_secs(seconds)).await };
     let routes = vec![
-        Route::new(Method::POST, "/short", Rule::Hold, (after(50), &())),
-        Route::new(Method::POST, "/long", Rule::Hold, (after(55), &())),
-        Route::new(Method::POST, "/endless", Rule::Hold, (after(1_000), &())),
+        Route::new(Method::POST, "/short", Rule::Hold(Role::Operate), (after(50), &())),
+        Route::new(Method::POST, "/long", Rule::Hold(Role::Operate), (after(55), &())),
+        Route::new(Method::POST, "/endless", Rule::Hold(Role::Operate), (after(1_000), &())),
     ];
     let access = Arc::new(Access::new(&Admin { token: Some(Secret::hidden("change")), ..Admin::default() }));
     let pages = routes::router(routes, &access);

@@ -32,14 +32,45 @@ pub struct Letter {
     pub status: Option<i64>,
     /// The attempts.
     pub attempts: Option<i64>,
-    /// The routing key that the job was published with.
-    pub key: Option<String>,
+    /// How its job was published.
+    #[serde(flatten)]
+    pub request: Request,
     /// When it died.
     pub dead_at: Option<Millis>,
     /// The beginning of the last answer's body, as text.
     pub response: Option<String>,
     /// The length of the job's body.
     pub bytes: u64,
+}
+
+/// How the job of a letter was published.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The routing key.
+    pub key: Option<String>,
+    /// The method: `paced-method`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// The path: `paced-path`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+}
+
+/// The answer of `GET .../dead/letter`: a dead letter with its body.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whole {
+    /// The letter.
+    #[serde(flatten)]
+    pub letter: Letter,
+    /// The MIME type of the body, as its producer gave it.
+    pub content_type: Option<String>,
+    /// The encoding of the body, as its producer gave it.
+    pub content_encoding: Option<String>,
+    /// The beginning of the body as text. All but line feeds that could steer a terminal is escaped, and what is not UTF-8 is
+    /// replaced.
+    pub body: String,
+    /// Whether the body is longer than that.
+    pub is_cut: bool,
 }
 
 /// `POST .../dead/replay` and `POST .../dead/purge`: the letters that are meant, and how.

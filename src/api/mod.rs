@@ -99,6 +99,9 @@ pub const DROP_TERMS: Endpoint<order::DropTerms, Downstream> =
 /// Lists dead letters.
 pub const LETTERS: Endpoint<(), letters::List> =
     Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/dead");
+/// Shows a dead letter with its body; the query has the `id` of its job.
+pub const LETTER: Endpoint<(), letters::Whole> =
+    Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/dead/letter");
 /// Publishes dead letters as jobs again.
 pub const REPLAY_LETTERS: Endpoint<letters::Change, letters::Replayed> =
     Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/dead/replay");

@@ -247,8 +247,11 @@ scene("dead letters: one replayed, those of a cause, and a purge that must be co
   const letters = page.locator(".letter");
   assert.equal(await letters.count(), 7);
   assert.match(await letters.first().textContent(), /422/);
-  assert.equal(await letters.first().locator("pre").textContent(), '{"error": "<b>no</b> such customer"}');
+  assert.equal(await letters.first().locator('[data-part="response"]').textContent(), '{"error": "<b>no</b> such customer"}');
   assert.equal(await page.locator("dialog b").count(), 0);
+  await letters.first().locator('[data-part="requestSummary"]').click();
+  await until("the body is shown", 15, async () => (await letters.first().locator('[data-part="body"]').textContent()) === "{}");
+  assert.match(await letters.first().locator('[data-part="about"]').textContent(), /^2 bytes/);
 
   await stage.answer("crm-sync", null);
   const count = await stage.count("crm-sync");

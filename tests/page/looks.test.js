@@ -31,6 +31,8 @@ for (const colorScheme of ["light", "dark"]) {
     await giveToken(page, stage.token);
     await page.getByRole("button", { name: /dead letters?… of crm-sync/i }).click();
     await page.waitForSelector(".letter");
+    await page.locator('.letter [data-part="requestSummary"]').first().click();
+    await page.locator('.letter [data-part="body"]:visible').waitFor();
     await isAccessible(page, `${colorScheme} dead letters`);
     await page.locator("#dead-purge").click();
     await isAccessible(page, `${colorScheme} purge`);

@@ -11,8 +11,9 @@ use axum::extract::{Extension, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use paced::amqp::{self, DeadLetters, Error, Filter, Letter, Replay, Scan, Tally};
-use paced::api::letters::{self, Bounds, Change, Chosen, Purged, Replayed, StoppedBy};
+use paced::api::letters::{self, Bounds, Change, Chosen, Purged, Replayed, Request, StoppedBy};
 use paced::dispatch::Precision;
+use paced::job::Value;
 use paced::text::cut;
 use paced::time::{Micros, wall_now};
 use paced::{Rate, Shaper};
@@ -25,6 +26,10 @@ use crate::admin::audit::Subject;
 use crate::admin::reply::{Refusal, answer};
 use crate::admin::routes::Client;
 use crate::status::words;
+
+pub(super) use whole::show;
+
+mod whole;
 
 /// The most letters that one request lists.
 const MOST_LISTED: u32 = 500;
@@ -53,14 +58,17 @@ pub(crate) struct Letters {
 /// What is done with the letters.
 enum Work {
     List,
+    Show,
     Replay(Replay),
     Purge,
 }
 
 /// What was done: the letters of a list, without their bodies, and the numbers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Done {
     letters: Vec<letters::Letter>,
+    /// The letter that is shown with its body.
+    whole: Option<letters::Whole>,
     tally: Tally,
     /// Why the work ended early.
     stopped_by: Option<StoppedBy>,
@@ -102,7 +110,7 @@ impl Letters {
                 letters.close().await;
                 // Those that were done before an error are.
                 done.map_err(|error| match work {
-                    Work::List => refusal(&error),
+                    Work::List | Work::Show => refusal(&error),
                     Work::Replay(_) | Work::Purge => refusal(&error).or_made(),
                 })
             })
@@ -123,18 +131,22 @@ impl Letters {
 }
 
 impl Work {
-    /// Only a replay reads bodies, however long they are.
+    /// Only a replay and a letter that is shown need bodies, which are read however long they are.
     async fn open(&self, options: &amqp::Options, downstream: &str) -> Result<DeadLetters, Error> {
         match self {
-            Self::Replay(_) => DeadLetters::open(options, downstream).await,
+            Self::Show | Self::Replay(_) => DeadLetters::open(options, downstream).await,
             Self::List | Self::Purge => DeadLetters::open_heads(options, Some(downstream)).await,
         }
     }
 
     async fn on(&self, letters: &DeadLetters, scan: &Scan) -> Result<Done, Error> {
-        let none = |tally: Tally| Done { letters: Vec::new(), stopped_by: stopped_by(&tally, scan), tally };
+        let none = |tally: Tally| Done { stopped_by: stopped_by(&tally, scan), tally, ..Done::default() };
         match self {
             Self::List => list_some(letters, scan).await,
+            Self::Show => {
+                let (mut shown, tally) = letters.list_as(scan, whole::view, |_| ()).await?;
+                Ok(Done { whole: shown.pop(), ..none(tally) })
+            }
             Self::Replay(replay) => letters.replay(scan, replay, |_| ()).await.map(none),
             Self::Purge => letters.purge(scan, |_| ()).await.map(none),
         }
@@ -157,13 +169,14 @@ async fn list_some(letters: &DeadLetters, scan: &Scan) -> Result<Done, Error> {
         None if tally.stopped => Some(StoppedBy::Size),
         _ => stopped_by(&tally, scan),
     };
-    Ok(Done { letters, tally, stopped_by })
+    Ok(Done { letters, tally, stopped_by, whole: None })
 }
 
 /// The bytes of all texts of a letter.
 fn text_bytes(letter: &letters::Letter) -> usize {
-    let letters::Letter { id, reason, detail, key, response, .. } = letter;
-    [id, reason, detail, key, response].into_iter().flatten().map(String::len).sum()
+    let letters::Letter { id, reason, detail, request, response, .. } = letter;
+    let Request { key, method, path } = request;
+    [id, reason, detail, key, method, path, response].into_iter().flatten().map(String::len).sum()
 }
 
 /// What ended the work before all letters were examined.
@@ -222,13 +235,19 @@ fn chosen(query: &str) -> Result<Scan, Refusal> {
 /// A letter as the API shows it, with the length of its body.
 fn view(letter: Letter, bytes: u64) -> letters::Letter {
     let number = |text: Option<String>| text.and_then(|text| text.parse().ok());
+    let header = |name: &str| {
+        let (_, value) = letter.message.headers.iter().find(|(known, _)| known == name)?;
+        let Value::Text(text) = value else { return None };
+        Some(String::from_utf8_lossy(text).into_owned())
+    };
+    let (method, path) = (header("paced-method"), header("paced-path"));
     letters::Letter {
         id: letter.message.message_id,
         reason: letter.reason,
         detail: letter.detail,
         status: number(letter.status),
         attempts: number(letter.attempts),
-        key: letter.routing_key,
+        request: Request { key: letter.routing_key, method, path },
         dead_at: number(letter.dead_at),
         response: letter.response,
         bytes,

@@ -17,8 +17,8 @@ use axum::response::Response;
 use paced::api::history::Changes;
 use paced::api::{
     CANCEL, CHANGES, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, DROP_TERMS, Downstream, Downstreams, EVENTS,
-    Endpoint, FIND, FORCE_TERMS, HISTORY, LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET,
-    RESUME, SET_RATE, STATUS, TERMS, UNSET_RATE,
+    Endpoint, FIND, FORCE_TERMS, HISTORY, LETTER, LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS,
+    RESET, RESUME, SET_RATE, STATUS, TERMS, UNSET_RATE,
 };
 use paced::config::Role;
 use paced::store::RecordState;
@@ -101,7 +101,8 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         order(&RESUME, api),
         order(&RESET, api),
         order(&CANCEL, api),
-        Route::to(&LETTERS, Rule::Hold, (dead::list, api)),
+        Route::to(&LETTERS, Rule::Hold(Role::Operate), (dead::list, api)),
+        Route::to(&LETTER, Rule::Hold(Role::Admin), (dead::show, api)),
         Route::to(&REPLAY_LETTERS, Rule::Change(Role::Operate), (dead::replay, api)),
         Route::to(&PURGE_LETTERS, Rule::Change(Role::Admin), (dead::purge, api)),
         Route::to(&RATES, Rule::Read, (rates, api)),

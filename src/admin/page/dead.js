@@ -102,6 +102,10 @@ export class DeadDialog {
 
   #makeLetter({ id }) {
     const row = stamp("letter-template");
+    // Only a letter whose job has an id can be named.
+    setShown(row.request, id != null);
+    row.requestSummary.setAttribute("aria-label", `${row.requestSummary.textContent} ${id}`);
+    row.request.addEventListener("toggle", () => this.#showBody(row, id));
     for (const change of ["replay", "purge"]) {
       const button = row[change];
       // A job that was published without an id can only be named by its cause.
@@ -110,6 +114,20 @@ export class DeadDialog {
       button.addEventListener("click", () => this.#change(change, { id }));
     }
     return row;
+  }
+
+  /** Reads the body of a letter when it is opened: that is not in the list, and needs the role `admin`. */
+  async #showBody({ request, about, body }, id) {
+    if (!request.open || !body.hidden) return;
+    setText(about, "Asking the broker…");
+    try {
+      const letter = await this.#client.request("GET", pathOf(this.#name, `dead/letter?id=${encodeURIComponent(id)}`));
+      setText(about, aboutBody(letter));
+      setText(body, letter.body);
+      setShown(body, letter.body !== "");
+    } catch (error) {
+      setText(about, error.message);
+    }
   }
 
   async #change(change, filter) {
@@ -143,13 +161,19 @@ function describe({ id, all, ...cause }, total) {
   return all ? count : `those with ${causeOf(cause)} among ${count}`;
 }
 
+function aboutBody({ bytes, content_type: type, content_encoding: encoding, is_cut: isCut }) {
+  const size = `${countOf(bytes, "byte")}${isCut ? ", of which this is the beginning" : ""}`;
+  return [size, type, encoding].filter(Boolean).join(" · ");
+}
+
 function drawLetter(row, letter) {
-  const { id, attempts, key, dead_at: at, response } = letter;
+  const { id, attempts, key, method, path, dead_at: at, response } = letter;
   setText(row.reason, causeOf(letter));
   setProse(row.detail, letter.detail ?? "");
   setText(row.id, id ?? "without id");
   const facts = attempts == null ? [] : [countOf(attempts, "attempt")];
   if (key != null) facts.push(`key ${key}`);
+  if (method != null || path != null) facts.push([method ?? "POST", path].filter(Boolean).join(" "));
   setText(row.facts, facts.map((fact) => `· ${fact}`).join(" "));
   setTime(row.when, at, at == null ? "" : `· ${clock(at)}`);
   setShown(row.answer, Boolean(response));

@@ -32,10 +32,24 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     let (_, told) = replica.send(Method::GET, "/dead?limit=1&status=410", &[], "").await;
     assert_eq!(told["letters"][0]["response"], Value::Null, "{told}");
 
+    // The body is only in the answer for one letter.
+    let (status, told) = replica.send(Method::GET, "/dead/letter?id=bad-1", &[], "").await;
+    assert_eq!((status, &told["id"], &told["is_cut"]), (200, &json!("bad-1"), &json!(false)), "{told}");
+    let length = told["body"].as_str().unwrap().len();
+    assert_eq!(Some(length as u64), told["bytes"].as_u64(), "{told}");
+    assert_eq!(told["response"], "<b>no</b>\n\u{1b}[2J", "{told}");
+    for (query, status) in [("?id=none", 404), ("", 400), ("?id=a&limit=2", 400)] {
+        let path = format!("/dead/letter{query}");
+        assert_eq!(replica.send(Method::GET, &path, &[], "").await.0, status, "{query}");
+    }
+
     // With the token for reading nothing is changed, and no letters are held.
-    for (method, what) in
-        [(Method::GET, "/dead"), (Method::POST, "/dead/replay"), (Method::POST, "/dead/purge")]
-    {
+    for (method, what) in [
+        (Method::GET, "/dead"),
+        (Method::GET, "/dead/letter?id=bad-1"),
+        (Method::POST, "/dead/replay"),
+        (Method::POST, "/dead/purge"),
+    ] {
         let (status, told) = replica.send(method, what, &[("authorization", "")], "").await;
         assert_eq!(status, 401, "{what} {told}");
     }

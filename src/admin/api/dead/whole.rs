@@ -1,0 +1,125 @@
+//! One dead letter with its body, for clients with the role `admin`.
+
+use std::sync::Arc;
+
+use axum::extract::{Extension, Path, RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use paced::amqp::{Filter, Letter, Scan};
+use paced::api::letters::Whole;
+use paced::text::{cut, excerpt};
+
+use super::{Done, MAX_SHOWN, Work};
+use crate::admin::api::Api;
+use crate::admin::reply::{Refusal, answer};
+use crate::admin::routes::Client;
+
+/// The most bytes of a body that are shown.
+const MAX_BODY: usize = 64 << 10;
+
+/// `GET /api/v1/downstreams/NAME/dead/letter`
+pub(in crate::admin::api) async fn show(
+    State(api): State<Arc<Api>>,
+    Extension(client): Extension<Client>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
+    api.operations.known(&name)?;
+    let id = named(query.as_deref().unwrap_or_default())?;
+    let filter = Filter { id: Some(id.clone()), ..Filter::default() };
+    let scan = Scan { filter, limit: Some(1), ..Scan::default() };
+    // If the client gives the request up, the letters go back at once.
+    let _ends_work = scan.stop.clone().drop_guard();
+    let Done { whole, tally, .. } = api.letters.work(&name, scan, Work::Show).await?;
+    let Some(whole) = whole else {
+        return Err(match tally.stopped {
+            true => {
+                let text = "the time was over before all letters were examined; see `paced dead show`";
+                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
+            }
+            false => Refusal::new(StatusCode::NOT_FOUND, "no dead letter has this id"),
+        });
+    };
+    // A body may be anybody's secret.
+    let (remote, by, id) = (client.remote, &client.author.by, cut(&id, MAX_SHOWN));
+    tracing::info!(%remote, by, downstream = name, id, "admin: the body of a dead letter was read");
+    Ok(answer(&whole))
+}
+
+/// The id that a query names, as `id=invoice-4711`.
+fn named(query: &str) -> Result<String, Refusal> {
+    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
+    match (pairs.next(), pairs.next()) {
+        (Some((name, id)), None) if name == "id" && !id.is_empty() => Ok(id.into_owned()),
+        _ => Err(Refusal::wrong("write ?id=ID with the id of the letter's job")),
+    }
+}
+
+/// A letter as the API shows it, with its body, which has this length.
+pub(super) fn view(letter: Letter, bytes: u64) -> Whole {
+    let content = letter.message.content.clone();
+    let beginning = &content.body[..content.body.len().min(MAX_BODY)];
+    Whole {
+        letter: super::view(letter, bytes),
+        content_type: content.content_type,
+        content_encoding: content.content_encoding,
+        body: excerpt(beginning, usize::MAX),
+        is_cut: content.body.len() > MAX_BODY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paced::amqp::BasicProperties;
+    use paced::job::{Content, Message, Value};
+    use serde_json::json;
+
+    use super::*;
+
+    fn letter(body: Vec<u8>) -> Letter {
+        let content =
+            Content { body: body.into(), content_type: Some("text/csv".to_owned()), ..Content::default() };
+        let header = |name: &str, value: &'static str| (name.to_owned(), Value::Text(value.into()));
+        Letter {
+            message: Message {
+                message_id: Some("a".to_owned()),
+                content,
+                headers: vec![header("paced-method", "PUT"), header("paced-path", "customers/7")],
+                ..Message::default()
+            },
+            properties: BasicProperties::default(),
+            reason: None,
+            detail: None,
+            status: None,
+            attempts: None,
+            routing_key: None,
+            dead_at: None,
+            response: None,
+        }
+    }
+
+    #[test]
+    fn a_letter_is_shown_with_its_request_and_its_body() {
+        let shown = json!(view(letter(b"a,b\r\n\x1b[2J\xff".to_vec()), 10));
+        assert_eq!(shown["body"], "a,b\n\\u{1b}[2J\u{fffd}");
+        assert_eq!(
+            (&shown["method"], &shown["path"], &shown["id"]),
+            (&json!("PUT"), &json!("customers/7"), &json!("a"))
+        );
+        assert_eq!(
+            (&shown["content_type"], &shown["is_cut"], &shown["bytes"]),
+            (&json!("text/csv"), &json!(false), &json!(10))
+        );
+        let long = view(letter(vec![b'x'; MAX_BODY + 1]), 0);
+        assert_eq!((long.body.len(), long.is_cut), (MAX_BODY, true));
+        assert!(!view(letter(vec![b'x'; MAX_BODY]), 0).is_cut);
+    }
+
+    #[test]
+    fn a_query_names_one_letter() {
+        assert_eq!(named("id=a%2Fb"), Ok("a/b".to_owned()));
+        for query in ["", "id=", "id=a&id=b", "key=a"] {
+            assert_eq!(named(query).unwrap_err().status(), 400, "{query}");
+        }
+    }
+}
