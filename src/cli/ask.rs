@@ -112,12 +112,12 @@ impl Daemon {
         self.try_at(method, &self.url(path, downstream), body.as_ref()).await
     }
 
-    /// Asks where the jobs with this id are. Errors are printed to stderr. Cancel safe.
-    pub(super) async fn find(&self, downstream: &str, id: &str) -> Result<Found, Exit> {
+    /// Asks where the jobs with this id are. Cancel safe.
+    pub(super) async fn try_find(&self, downstream: &str, id: &str) -> Result<Found, Failure> {
         let Endpoint { method, path, .. } = FIND;
         let mut url = self.url(path, downstream);
         url.query_pairs_mut().append_pair("id", id);
-        self.try_at(&method, &url, None).await.map_err(Failure::say)
+        self.try_at(&method, &url, None).await
     }
 
     /// The address of this path of the API, for a downstream.

@@ -1,6 +1,6 @@
 //! `paced find`: where a job is, by its id.
 
-use super::ask::Daemon;
+use super::ask::{Daemon, Failure};
 use super::exit::Exit;
 use super::{Global, Output, out};
 
@@ -13,7 +13,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(global: &Global, Args { downstream, id }: &Args) -> Result<(), Exit> {
-    let found = Daemon::of(global)?.find(downstream, id).await?;
+    let found = Daemon::of(global)?.try_find(downstream, id).await.map_err(Failure::say)?;
     match global.output {
         Output::Json => out::json(&found),
         // The texts of a daemon are foreign, too.

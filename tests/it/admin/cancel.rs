@@ -52,7 +52,7 @@ async fn a_cancelled_job_is_not_sent_from_the_queue_nor_from_where_it_is_held() 
     let replica = AdminReplica::with_token(&site).await;
     assert_eq!(
         replica.cancel(&["job-0", "never"]).await,
-        "billing: 2 id(s) are cancelled, and remembered whether or not such jobs wait now\n"
+        "billing: 2 id(s) are cancelled, and only remembered: this replica has no such job, but the queue or others may\n"
     );
     assert_eq!(replica.tool(TOKEN, &["pause", "billing"]).await.code, 0);
     // Some of them are held here, behind the pause, and the others are in the queue.
@@ -61,7 +61,7 @@ async fn a_cancelled_job_is_not_sent_from_the_queue_nor_from_where_it_is_held() 
     site.depth(&site.queue(), 24, LONG).await;
     assert_eq!(
         replica.cancel(&["job-1", "job-29"]).await,
-        "billing: 2 id(s) are cancelled, and remembered whether or not such jobs wait now\n"
+        "billing: 2 id(s) are cancelled: 1 of jobs of this replica, 1 only remembered\n"
     );
     replica.until_cancelled(2).await;
     assert_eq!(replica.tool(TOKEN, &["resume", "billing"]).await.code, 0);
