@@ -155,6 +155,9 @@ pub struct Releases {
     pub released: u64,
     /// The jobs delivered since the replicas started.
     pub delivered: u64,
+    /// The attempts that failed since the replicas started.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failed: u64,
     /// The next slot.
     pub next_slot: Option<Millis>,
     /// When the oldest job that waits for a slot was first taken in.
@@ -332,6 +335,13 @@ pub struct Steps {
     pub until: Millis,
     /// The jobs released in each step.
     pub released: Vec<u64>,
+    /// The attempts that failed in each step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<u64>,
+}
+
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ const HOUR: i64 = 3_600_000;
 pub struct Totals {
     released: AtomicU64,
     delivered: AtomicU64,
+    failed: AtomicU64,
     settling: AtomicUsize,
     parked: Mutex<Parked>,
     /// How late releases were, and how long the downstream took.
@@ -113,6 +114,11 @@ impl Totals {
         self.delivered.load(Ordering::Relaxed)
     }
 
+    /// The attempts that failed: the downstream refused the job, failed, throttled or did not answer.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     /// The jobs whose outcome is known while their reply, copy or ack is in progress.
     pub fn settling(&self) -> usize {
         self.settling.load(Ordering::Relaxed)
@@ -154,6 +160,10 @@ impl Totals {
 
     pub(super) fn on_delivered(&self) {
         self.delivered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn on_failed(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a job that was parked (1), or came home (-1): what it waits or waited for, and until when by the wall clock.

@@ -28,6 +28,7 @@ pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
         let (sum, own_releases) = (&mut into.releases, &own.releases);
         sum.released = sum.released.saturating_add(own_releases.released);
         sum.delivered = sum.delivered.saturating_add(own_releases.delivered);
+        sum.failed = sum.failed.saturating_add(own_releases.failed);
         sum.rate += own_releases.rate;
         sum.next_slot = earliest(sum.next_slot, own_releases.next_slot);
         sum.oldest = earliest(sum.oldest, own_releases.oldest);

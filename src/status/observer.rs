@@ -178,7 +178,7 @@ impl Watch {
     pub(crate) fn history(&self) -> History {
         let until = *lock(&self.0.stepped_at);
         let steps = |(name, steps): (&String, &Steps)| {
-            (name.clone(), state::Steps { until, released: steps.released() })
+            (name.clone(), state::Steps { until, released: steps.released(), failed: steps.failed() })
         };
         let downstreams = lock(&self.0.history).iter().map(steps).collect();
         History { now: wall_now().0 / 1000, step_ms: STEP.unsigned_abs(), downstreams }

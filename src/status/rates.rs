@@ -109,31 +109,49 @@ fn quantile(counts: &[u64], bounds: &[f64], all: u64, quantile: f64) -> u64 {
     (lower * 1e6).round() as u64
 }
 
-/// The jobs that all replicas released of one downstream, in steps, each with the time of its end.
+/// A step of a history, over all replicas.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Step {
+    /// The time of its end.
+    pub(super) until: Millis,
+    /// The jobs that were released in it.
+    pub(super) released: u64,
+    /// The attempts that failed in it.
+    pub(super) failed: u64,
+}
+
+/// The last steps of one downstream.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Steps(VecDeque<(Millis, u64)>);
+pub(super) struct Steps(VecDeque<Step>);
 
 impl Steps {
     /// Adds the last step.
-    pub(super) fn push(&mut self, until: Millis, released: u64) {
-        self.0.push_back((until, released));
+    pub(super) fn push(&mut self, step: Step) {
+        self.0.push_back(step);
         if self.0.len() > HISTORY_STEPS {
             self.0.pop_front();
         }
     }
 
-    /// The steps, the oldest first.
+    /// The jobs released in each step, the oldest first.
     pub(super) fn released(&self) -> Vec<u64> {
-        self.0.iter().map(|(_, released)| *released).collect()
+        self.0.iter().map(|step| step.released).collect()
+    }
+
+    /// The attempts that failed in each step, the oldest first; nothing if none did.
+    pub(super) fn failed(&self) -> Vec<u64> {
+        let failed = self.0.iter().map(|step| step.failed);
+        if failed.clone().all(|failed| failed == 0) { Vec::new() } else { failed.collect() }
     }
 
     /// The jobs released a second in the last two steps, which span ten seconds; `None` if there are not as many.
     #[expect(clippy::cast_precision_loss, reason = "counts and milliseconds of some seconds")]
     pub(super) fn rate(&self) -> Option<f64> {
         let mut last = self.0.iter().rev();
-        let ((until, two), (_, one), (from, _)) = (last.next()?, last.next()?, last.next()?);
+        let (two, one, before) = (last.next()?, last.next()?, last.next()?);
+        let (jobs, span) = (one.released.saturating_add(two.released), two.until - before.until);
         // The clock may have been set meanwhile.
-        (until > from).then(|| (one.saturating_add(*two)) as f64 * 1000.0 / (until - from) as f64)
+        (span > 0).then(|| jobs as f64 * 1000.0 / span as f64)
     }
 }
 
@@ -186,7 +204,7 @@ mod tests {
         let mut steps = Steps::default();
         assert_eq!(steps.rate(), None);
         let mut rate = |until, released| {
-            steps.push(until, released);
+            steps.push(Step { until, released, failed: 0 });
             steps.rate()
         };
         // A thread that is held up makes a step longer.
@@ -235,7 +253,11 @@ mod tests {
     #[test]
     fn a_history_has_a_quarter_of_an_hour() {
         let mut steps = Steps::default();
-        (0..200).for_each(|step| steps.push(0, step));
+        let step = |released| Step { released, ..Step::default() };
+        (0..200).for_each(|released| steps.push(step(released)));
         assert_eq!(steps.released(), (20..200).collect::<Vec<u64>>());
+        assert!(steps.failed().is_empty(), "none failed");
+        steps.push(Step { failed: 3, ..step(200) });
+        assert_eq!((steps.failed().len(), steps.failed().last()), (180, Some(&3)));
     }
 }

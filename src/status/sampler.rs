@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::binding_log::{self, BindingLog};
 use super::fleet::Progress;
-use super::rates::Rates;
+use super::rates::{Rates, Step};
 use super::shared::Shared;
 use super::summary::{Bound, Own, OwnReleases, Summary};
 use super::words;
@@ -42,8 +42,8 @@ pub(super) struct Sampler {
     /// An instant, and the wall clock at it, so that the same instant is the same time in each state.
     anchor: (Instant, Micros),
     downstreams: BTreeMap<String, Sampled>,
-    /// The part of each replica's releases that is in the history, for each downstream.
-    progress: BTreeMap<(String, String), Progress>,
+    /// The part of each replica's releases, and of its attempts that failed, that is in the history, for each downstream.
+    progress: BTreeMap<(String, String), [Progress; 2]>,
     samples: u64,
 }
 
@@ -115,17 +115,22 @@ impl Sampler {
         let mut history = lock(&self.shared.history);
         // By then each replica has reported it.
         let until = self.millis(now) - STEP;
-        let mut steps: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut steps: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
         for summary in known.others.summaries.iter().chain([&*own]) {
             for (name, own) in &summary.downstreams {
+                let counts = [own.releases.released, own.releases.failed];
                 let progress = self.progress.entry((summary.replica.id.clone(), name.clone()));
-                let progress = progress.or_insert_with(|| Progress::new(summary.at, own.releases.released));
-                *steps.entry(name).or_default() += progress.step(until, summary.at, own.releases.released);
+                let progress =
+                    progress.or_insert_with(|| counts.map(|count| Progress::new(summary.at, count)));
+                let sums = steps.entry(name).or_default();
+                for ((sum, progress), count) in sums.iter_mut().zip(progress).zip(counts) {
+                    *sum += progress.step(until, summary.at, count);
+                }
             }
         }
-        for (name, released) in steps {
+        for (name, [released, failed]) in steps {
             if self.downstreams.contains_key(name) {
-                history.entry(name.to_owned()).or_default().push(until, released);
+                history.entry(name.to_owned()).or_default().push(Step { until, released, failed });
             }
         }
         let ids: Vec<&str> =
@@ -179,6 +184,7 @@ impl Sampled {
             releases: OwnReleases {
                 released: totals.released(),
                 delivered: totals.delivered(),
+                failed: totals.failed(),
                 rate: self.rates.rate(snapshot.pace()),
                 next_slot: snapshot.next_slot.map(millis),
                 oldest: snapshot.oldest.map(|at| at.0 / 1000),

@@ -85,6 +85,8 @@ pub(super) struct OwnReleases {
     pub(super) released: u64,
     #[serde(rename = "d", default, skip_serializing_if = "is_default")]
     pub(super) delivered: u64,
+    #[serde(rename = "x", default, skip_serializing_if = "is_default")]
+    pub(super) failed: u64,
     #[serde(rename = "p", default, skip_serializing_if = "is_default")]
     pub(super) rate: f64,
     #[serde(rename = "n", default, skip_serializing_if = "is_default")]

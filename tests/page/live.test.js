@@ -97,6 +97,21 @@ scene("counts of 0 are not shown, and a quota has a bar with its reset", async (
   assert.equal(await card(page, "billing").locator('[data-part="quotas"]').isHidden(), true, "a pace has none");
 });
 
+scene("attempts that failed have a line of their own on the chart", async () => {
+  const { a } = await replicas();
+  const page = await browser.page(a.url);
+  await isDrawn(page);
+  // Its API has refused seven jobs.
+  const chart = card(page, "crm-sync").locator(".chart");
+  const line = async (name) => (await card(page, name).locator(".chart .failed").getAttribute("d")) ?? "";
+  await until("the failures are drawn", 40, async () => (await line("crm-sync")).startsWith("M"));
+  assert.match(await chart.getAttribute("aria-label"), /; failed attempts: at most [\d.]+\/(s|min|h)/);
+  assert.match(await card(page, "crm-sync").locator('[data-part="highest"]').textContent(), /^highest .*, .*\/(s|min|h) failed$/);
+  assert.equal(await line("exports"), "", "none of its attempts failed");
+  const { failed, released } = (await ask(a.url, "history")).body.downstreams["crm-sync"];
+  assert.ok(failed.length === released.length && failed.reduce((sum, jobs) => sum + jobs, 0) >= 7, `${failed}`);
+});
+
 /** The text of an element, with single spaces. */
 async function text(locator) {
   return (await locator.count()) === 0 ? "" : (await locator.first().textContent()).replace(/\s+/g, " ").trim();

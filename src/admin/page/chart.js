@@ -27,18 +27,20 @@ export class Chart {
   }
 
   /**
-   * Draws `paces` (jobs a second, oldest first, one for each step of `stepLength` ms up to the instant `until`), the line of
-   * `limit`, which may be null, and `marks`: `{ at, text }`.
+   * Draws `paces` (jobs a second, oldest first, one for each step of `stepLength` ms up to the instant `until`), the attempts that
+   * failed (`failures`, alike), the line of `limit`, which may be null, and `marks`: `{ at, text }`.
    */
-  draw({ paces, until, stepLength }, limit, period, marks) {
+  draw({ paces, failures, until, stepLength }, limit, period, marks) {
     const parts = this.#parts;
     const highest = Math.max(0, ...paces);
-    const top = Math.max(highest, limit ?? 0) * HEADROOM || 1;
+    const mostFailed = Math.max(0, ...failures);
+    const top = Math.max(highest, mostFailed, limit ?? 0) * HEADROOM || 1;
     const heightOf = (value) => (HEIGHT - (value / top) * HEIGHT).toFixed(1);
-    this.#drawn = { paces, until, stepLength, period, highest };
+    this.#drawn = { paces, failures, until, stepLength, period, highest, mostFailed };
 
     const line = lineOf(paces, heightOf);
     parts.line.setAttribute("d", line);
+    parts.failedLine.setAttribute("d", mostFailed > 0 ? lineOf(failures, heightOf) : "");
     parts.area.setAttribute("d", line && `${line}V${HEIGHT}H${KEPT - paces.length + 1}Z`);
 
     parts.ceiling.style.display = limit === null ? "none" : "";
@@ -53,7 +55,7 @@ export class Chart {
       update: (row, mark) => drawMark(row, mark, placeOf(mark).toFixed(1)),
     });
     this.#drawLabel();
-    setAttribute(parts.chart, "aria-label", describe(highest, limit, period, shown.length));
+    setAttribute(parts.chart, "aria-label", describe({ highest, mostFailed }, limit, period, shown.length));
   }
 
   #point(place) {
@@ -64,11 +66,16 @@ export class Chart {
   /** The highest pace; where the pointer is on the chart, the pace there. */
   #drawLabel() {
     if (this.#drawn === null) return;
-    const { paces, until, stepLength, period, highest } = this.#drawn;
+    const { paces, failures, until, stepLength, period, highest, mostFailed } = this.#drawn;
     const stepsAgo = Math.max(0, Math.min(KEPT - 1, Math.floor((1 - this.#pointed) * KEPT)));
     const pointed = this.#pointed === null ? undefined : paces.at(-1 - stepsAgo);
     let text = paces.length ? `highest ${pace(highest, period)}` : "";
-    if (pointed !== undefined) text = `${clock(until - stepsAgo * stepLength)}: ${pace(pointed, period)}`;
+    let failed = mostFailed;
+    if (pointed !== undefined) {
+      text = `${clock(until - stepsAgo * stepLength)}: ${pace(pointed, period)}`;
+      failed = failures.at(-1 - stepsAgo) ?? 0;
+    }
+    if (failed > 0) text += `, ${pace(failed, period)} failed`;
     setText(this.#parts.highest, text);
   }
 }
@@ -94,8 +101,9 @@ function drawMark({ element, title }, { at, text }, place) {
   setAttribute(element, "x2", place);
 }
 
-function describe(highest, limit, period, changes) {
+function describe({ highest, mostFailed }, limit, period, changes) {
   const bound = limit === null ? "no limit is a rate" : `the limit is ${pace(limit, period)}`;
   const made = changes ? `; ${countOf(changes, "change")} by operators` : "";
-  return `Pace of the last 15 minutes: at most ${pace(highest, period)}; ${bound}${made}`;
+  const failed = mostFailed > 0 ? `; failed attempts: at most ${pace(mostFailed, period)}` : "";
+  return `Pace of the last 15 minutes: at most ${pace(highest, period)}; ${bound}${failed}${made}`;
 }

@@ -2,7 +2,7 @@
 
 import { describe } from "./changes.js";
 import { create, createTime, setAttribute, setShown, setText, setTime, setProse, stamp, syncRows } from "./dom.js";
-import { clock, count, pace, periodFor, unknown } from "./words.js";
+import { clock, count, countOf, pace, periodFor, unknown } from "./words.js";
 
 /** How many changes by operators are shown: the last ones. */
 const MOST_CHANGES = 20;
@@ -43,8 +43,9 @@ export class Details {
       make: () => stamp("share-template"),
       update: (row, share) => drawShare(row, share, { host: hostOf(share.id, fleet), sum, period }),
     });
-    const { released, delivered } = downstream;
-    setText(totals, `${count(released)} released and ${count(delivered)} delivered since the replicas started.`);
+    const { released, delivered, failed = 0 } = downstream;
+    const attempts = failed > 0 ? ` ${countOf(failed, "attempt")} failed.` : "";
+    setText(totals, `${count(released)} released and ${count(delivered)} delivered since the replicas started.${attempts}`);
   }
 
   #drawParked({ parked, parked_by: by = [] }) {

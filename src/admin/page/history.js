@@ -22,8 +22,9 @@ export class History {
     this.#series.clear();
     for (const [name, { rate }] of state.downstreams) {
       // A daemon that has just started has no step yet, and sends nothing again of what is at rest: its chart begins now.
-      const { until, released } = downstreams[name] ?? { until: this.#now, released: [] };
-      const series = { until, open: 0, released: released.slice(-KEPT) };
+      const { until, released: all, failed = [] } = downstreams[name] ?? { until: this.#now, released: [] };
+      const released = all.slice(-KEPT);
+      const series = { until, open: 0, openFailed: 0, released, failed: released.map((_, at) => failed.at(at - released.length) ?? 0) };
       this.#series.set(name, series);
       // What was released between its last step and the latest state is only known as a rate.
       this.#fill(series, ((rate ?? 0) * Math.max(0, this.#now - until)) / 1000, until);
@@ -37,46 +38,49 @@ export class History {
     for (const [name, downstream] of state.downstreams) {
       const before = former?.downstreams.get(name);
       // The daemon does not send again what did not change.
-      if (before !== downstream) this.#add(name, releasedSince(downstream, before, state.now - from), from);
+      if (before === downstream) continue;
+      this.#add(name, releasedSince(downstream, before, state.now - from), from, failedSince(downstream, before));
     }
   }
 
   /**
-   * The pace in each step, oldest first, in jobs a second, of a downstream whose limit is `limit` or null; with a `version`
-   * that shows whether it changed, the length of a step in ms, and when the last one ended.
+   * The pace in each step, oldest first, in jobs a second, of a downstream whose limit is `limit` or null; the same of its attempts
+   * that failed; with a `version` that shows whether it changed, the length of a step in ms, and when the last one ended.
    */
   of(name, limit) {
     const series = this.#series.get(name);
     const stepLength = this.#stepLength;
-    if (series === undefined) return { version: "", paces: [], until: 0, stepLength };
+    if (series === undefined) return { version: "", paces: [], failures: [], until: 0, stepLength };
     this.#fill(series, 0, this.#now);
-    const paces = averaged(series.released, limit, stepLength / 1000);
-    return { version: `${this.#loads} ${series.until}`, paces, until: series.until, stepLength };
+    const [paces, failures] = [series.released, series.failed].map((jobs) => averaged(jobs, limit, stepLength / 1000));
+    return { version: `${this.#loads} ${series.until}`, paces, failures, until: series.until, stepLength };
   }
 
-  #add(name, jobs, from) {
+  #add(name, jobs, from, failures) {
     const series = this.#series.get(name);
-    if (series === undefined) this.#series.set(name, { until: this.#now, open: 0, released: [] });
-    else this.#fill(series, jobs, from);
+    if (series === undefined) this.#series.set(name, { until: this.#now, open: 0, openFailed: 0, released: [], failed: [] });
+    else this.#fill(series, jobs, from, failures);
   }
 
   /**
    * Spreads jobs evenly over the time from `from` to now, and closes the steps that are over. States do not come at the
    * ends of steps: counted whole, they would make an even pace look uneven.
    */
-  #fill(series, jobs, from) {
+  #fill(series, jobs, from, failures = 0) {
     const now = this.#now;
-    const perMillisecond = now > from ? jobs / (now - from) : 0;
+    const [perMillisecond, failedPerMillisecond] = [jobs, failures].map((all) => (now > from ? all / (now - from) : 0));
     for (;;) {
       const end = series.until + this.#stepLength;
       const overlap = Math.min(end, now) - Math.max(series.until, from);
       series.open += perMillisecond * Math.max(0, overlap);
+      series.openFailed += failedPerMillisecond * Math.max(0, overlap);
       if (end > now) break;
       series.released.push(series.open);
-      series.open = 0;
+      series.failed.push(series.openFailed);
+      [series.open, series.openFailed] = [0, 0];
       series.until = end;
     }
-    series.released.splice(0, series.released.length - KEPT);
+    for (const steps of [series.released, series.failed]) steps.splice(0, steps.length - KEPT);
   }
 }
 
@@ -104,4 +108,9 @@ function releasedSince(downstream, former, elapsed) {
   const { released, rate, replicas } = downstream;
   const isAlone = former?.replicas.length === 1 && replicas.length === 1 && replicas[0].id === former.replicas[0].id;
   return isAlone ? released - former.released : ((rate ?? 0) * elapsed) / 1000;
+}
+
+/** How many attempts have failed since. A sum over replicas falls when one of them ends. */
+function failedSince({ failed = 0 }, former) {
+  return Math.max(0, failed - (former?.failed ?? (former ? 0 : failed)));
 }

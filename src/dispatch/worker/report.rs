@@ -79,6 +79,9 @@ impl Worker {
 
     /// Records the end of an attempt.
     pub(super) fn on_attempt(&mut self, ending: Ending) {
+        if matches!(ending, Ending::Failed(_) | Ending::Refused(_)) {
+            self.reporting.board.totals().on_failed();
+        }
         let line = self.reporting.failures.ended(ending, Instant::now());
         line.iter().for_each(|line| self.log(line));
     }
