@@ -37,6 +37,8 @@ pub struct Report {
 struct Window {
     name: &'static str,
     seen: usize,
+    /// The slots in it. What else is allowed came late.
+    slots: usize,
     allowed: usize,
     /// What the machine itself added in a window with more than that.
     delay: Option<Duration>,
@@ -160,6 +162,7 @@ impl Report {
 
 impl Window {
     fn busiest(name: &'static str, rate: Rate, length: Duration, stamps: &[u64], delays: &Delays) -> Self {
+        let slots = usize::try_from(rate.units_in(length)).unwrap_or(usize::MAX);
         let allowed = count::allowed(rate, length);
         let seen = count::busiest(stamps, length);
         let (mut delay, mut exceeded) = (None, false);
@@ -168,7 +171,7 @@ impl Window {
             exceeded |= window.len() > count::allowed_with(rate, length, count::tolerance(rate) + added);
             delay = delay.max(Some(added));
         }
-        Self { name, seen, allowed, delay, exceeded }
+        Self { name, seen, slots, allowed, delay, exceeded }
     }
 
     fn describe(self, screen: &Screen) -> String {
@@ -181,6 +184,10 @@ impl Window {
         let delay = self.delay.map_or(String::new(), |delay| {
             format!(" (threads waited {} ms for a processor)", delay.as_millis())
         });
-        format!("{seen} in any {}; {} are allowed{delay}", self.name, self.allowed)
+        let Self { name, slots, allowed, .. } = self;
+        let late = allowed.saturating_sub(slots);
+        format!(
+            "at most {seen} arrivals in any {name}; {allowed} are allowed: {slots} slots, and {late} that came late{delay}"
+        )
     }
 }
