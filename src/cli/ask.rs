@@ -112,11 +112,11 @@ impl Daemon {
         self.try_at(method, &self.url(path, downstream), body.as_ref()).await
     }
 
-    /// Asks where the jobs with this id are. Cancel safe.
-    pub(super) async fn try_find(&self, downstream: &str, id: &str) -> Result<Found, Failure> {
+    /// Asks where the jobs with this id are: the replica that answers, or also the others. Cancel safe.
+    pub(super) async fn try_find(&self, downstream: &str, id: &str, others: bool) -> Result<Found, Failure> {
         let Endpoint { method, path, .. } = FIND;
         let mut url = self.url(path, downstream);
-        url.query_pairs_mut().append_pair("id", id);
+        url.query_pairs_mut().append_pair("id", id).append_pair("others", &others.to_string());
         self.try_at(&method, &url, None).await
     }
 

@@ -13,7 +13,12 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(global: &Global, Args { downstream, id }: &Args) -> Result<(), Exit> {
-    let found = Daemon::of(global)?.try_find(downstream, id).await.map_err(Failure::say)?;
+    let daemon = Daemon::of(global)?;
+    let mut found = daemon.try_find(downstream, id, false).await.map_err(Failure::say)?;
+    if found.jobs.is_empty() && !found.not_asked.is_empty() {
+        // They take some seconds for it.
+        found = daemon.try_find(downstream, id, true).await.map_err(Failure::say)?;
+    }
     match global.output {
         Output::Json => out::json(&found),
         // The texts of a daemon are foreign, too.

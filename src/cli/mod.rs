@@ -141,7 +141,7 @@ enum Command {
     Top(top::Args),
     /// Shows the last changes by operators, made through any replica: who changed what, when and why
     History(history::Args),
-    /// Says where a job is, and when it goes, as far as the replica that answers knows
+    /// Says where a job is, and when it goes, as far as the replicas know
     Find(find::Args),
     /// Lists, shows, replays and removes dead letters
     #[command(subcommand)]

@@ -89,6 +89,8 @@ impl Daemon {
         let (amqp, stop) = (Amqp::start(broker.clone()), CancellationToken::new());
         let by_name = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.view());
         let views: BTreeMap<_, _> = dispatchers.iter().map(by_name).collect();
+        let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
+        let controls: Vec<_> = dispatchers.iter().map(control).collect();
         let observer = Observer::start(status::Parts {
             identity: identity(),
             views: views.clone(),
@@ -102,10 +104,9 @@ impl Daemon {
             store_kind: store_kind(&settings),
             terms: live.terms(),
             can_change: access.can_change(),
+            asks: status::Asks::new(controls.clone()),
         });
         let operations = Operations::new(Arc::clone(&store), live.terms());
-        let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
-        let controls: Vec<_> = dispatchers.iter().map(control).collect();
         let seeker = Seeker::new(controls.clone());
         let api = Api::new(operations, observer.watch(), Letters::new(broker), seeker);
         let probe = Arc::new(StoreProbe::new(store, settings.downstreams.into_keys().collect()));

@@ -184,6 +184,9 @@ impl Exchange {
             let replicas = u32::try_from(others + 1).unwrap_or(u32::MAX);
             peers.tell(self.counts.entry(name.clone()).or_default().last_high(replicas, Instant::now()));
         }
+        if self.shared.parts.asks.answer(&others).await {
+            report(&self.shared).await;
+        }
         lock(&self.shared.known).on_others(others, self.silence.list());
         true
     }

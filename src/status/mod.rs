@@ -10,6 +10,7 @@
 //! An [`Observer`] samples what the dispatchers of this process publish, leaves a [`Summary`] of it in the store, reads
 //! those of the other replicas, and merges them into a [`State`].
 
+mod asks;
 mod binding_log;
 mod exchange;
 mod fleet;
@@ -28,7 +29,8 @@ mod stray_log;
 mod summary;
 pub(crate) mod words;
 
+pub(crate) use asks::{Asks, shown_job, shown_parked};
 pub(crate) use observer::{Observer, Watch};
 pub(crate) use orphans::UNSERVED;
 pub(crate) use shared::{Broker, OwnTerms, Parts};
-pub(crate) use summary::Identity;
+pub(crate) use summary::{Answer, Identity};

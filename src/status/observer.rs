@@ -6,22 +6,30 @@ use std::time::Duration;
 
 use paced::api::state::{self, Downstream, History, State};
 use paced::api::{Millis, Pause};
+use paced::failpoint;
 use paced::lock::lock;
 use paced::store::RecordState;
 use paced::time::wall_now;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::asks::answers;
 use super::exchange::Exchange;
 use super::rates::Steps;
+use super::reporting::report;
 use super::sampler::{STEP, Sampler};
 use super::shared::{Parts, ROUND_SPACING, Shared, Watched, gone_at};
-use super::summary::Summary;
+use super::summary::{Answer, Summary};
 
 /// How long somebody who looks waits for a fresh state.
 const FRESH_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// How long the other replicas may take to answer a question, and how often their answers are read meanwhile. A replica at
+/// which nobody looks reads questions every four seconds.
+const ANSWERS: Duration = Duration::from_secs(6);
+const ASKED_EVERY: Duration = Duration::from_millis(500);
 
 /// How long this replica may take to tell the others that it has ended.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -131,6 +139,25 @@ impl Watch {
         gone_at(downstream, &view.snapshot(), jobs, now)
     }
 
+    /// Asks all other replicas that have this downstream where the jobs with this id are, for some seconds; one question at a
+    /// time. Returns the answers by the ids of the replicas. Cancel safe: the question is taken back.
+    pub(crate) async fn ask_others(&self, downstream: &str, id: &str) -> BTreeMap<String, Answer> {
+        let Parts { identity, asks, .. } = &self.0.parts;
+        let asking = asks.ask(downstream, id);
+        report(&self.0).await;
+        let end = Instant::now() + failpoint::interval(ANSWERS);
+        loop {
+            let (answers, is_whole) =
+                answers(&lock(&self.0.known).others.summaries, (&identity.id, asking.number), downstream);
+            if is_whole || Instant::now() >= end {
+                return answers;
+            }
+            self.look();
+            self.0.request_round();
+            sleep(failpoint::interval(ASKED_EVERY)).await;
+        }
+    }
+
     /// Why the store does not answer, if it does not.
     pub(crate) fn store_error(&self) -> Option<String> {
         lock(&self.0.known).store_error.clone()
@@ -190,6 +217,7 @@ mod tests {
     use paced::store::{MemoryStore, Served, Store};
     use tokio::time::advance;
 
+    use super::super::asks::Asks;
     use super::super::known::Record;
     use super::super::shared::{Broker, LOOKING};
     use super::super::summary::Identity;
@@ -276,6 +304,7 @@ mod tests {
             store_kind: "memory",
             terms: watch::channel(Arc::default()).1,
             can_change: Arc::default(),
+            asks: Asks::default(),
         }
     }
 

@@ -23,7 +23,11 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reports this replica once.
 pub(super) async fn report(shared: &Shared) {
-    let text = lock(&shared.own).text();
+    let text = {
+        let mut own = lock(&shared.own);
+        own.asked = shared.parts.asks.current();
+        own.text()
+    };
     let store = &shared.parts.store;
     let reported = within_timeout(store, store.leave_summary(&shared.parts.identity.id, &text, KEPT)).await;
     lock(&shared.known).store_error = reported.err();

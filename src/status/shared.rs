@@ -15,6 +15,7 @@ use paced::terms::Terms;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::asks::Asks;
 use super::known::Known;
 use super::rates::{Steps, fleet_rate};
 use super::summary::{Identity, Summary};
@@ -46,6 +47,8 @@ pub(crate) struct Parts {
     pub(crate) terms: watch::Receiver<OwnTerms>,
     /// Whether changes are allowed, now and later.
     pub(crate) can_change: Arc<AtomicBool>,
+    /// What replicas ask each other about jobs.
+    pub(crate) asks: Asks,
 }
 
 /// The broker, as it is observed.

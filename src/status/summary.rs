@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use paced::api::Millis;
+use paced::api::find::{Job, Parked};
 use paced::api::state::{Counts, Failing, Failure, Quantiles};
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +42,39 @@ pub(super) struct Summary {
     /// Whether it has ended in order, and says goodbye.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) has_ended: bool,
+    /// What it asks the others, and what it answers them.
+    #[serde(rename = "j", default, skip_serializing_if = "is_default")]
+    pub(super) asked: Asked,
     pub(super) downstreams: BTreeMap<String, Own>,
+}
+
+/// What a replica asks the others, and what it answers them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Asked {
+    #[serde(rename = "q", default, skip_serializing_if = "Option::is_none")]
+    pub(super) question: Option<Question>,
+    #[serde(rename = "a", default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) answers: Vec<Answer>,
+}
+
+/// Where the jobs with an id are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Question {
+    /// The number of the question, which distinguishes it from earlier ones of its replica.
+    pub(super) number: i64,
+    pub(super) downstream: String,
+    pub(super) id: String,
+}
+
+/// An answer to the question with this number of the replica `to`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(super) to: String,
+    pub(super) number: i64,
+    /// The jobs that the replica holds.
+    pub(crate) jobs: Vec<Job>,
+    /// The job that it parked last.
+    pub(crate) parked: Option<Parked>,
 }
 
 /// What one replica has of a downstream. The names are short, since hundreds of these are written every few seconds.

@@ -1,4 +1,4 @@
-//! Where the jobs with an id are: what the dispatcher of this replica holds, and what it remembers.
+//! Where the jobs with an id are: what the dispatcher of this replica holds and remembers, and those of others.
 //!
 //! A dispatcher goes over all of its jobs for each question, in the loop that releases them. So one request at a time asks, and
 //! not again at once.
@@ -11,15 +11,15 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use paced::api::find::{Found, Job, Parked};
-use paced::api::{Millis, state};
-use paced::dispatch::{self, Control, FoundJob, JobPlace, ParkedJob};
-use paced::time::{Micros, wall_now};
+use paced::api::state;
+use paced::dispatch::{self, Control};
+use paced::time::wall_now;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Api;
 use crate::admin::reply::{Refusal, answer};
-use crate::status::words;
+use crate::status::{Answer, shown_job, shown_parked, words};
 
 /// How long a dispatcher may take for its answer. Its loop runs within milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -33,16 +33,18 @@ const SPACING: Duration = Duration::from_millis(50);
 /// The longest id, in bytes.
 const LONGEST_ID: usize = 255;
 
-/// The dispatchers that are asked for jobs.
+/// The dispatchers that are asked for jobs, and the turns of requests: to ask one of them, and to ask the other replicas.
 pub(crate) struct Seeker {
     controls: BTreeMap<String, Control>,
     turn: Arc<Semaphore>,
+    turn_of_others: Semaphore,
 }
 
 impl Seeker {
     /// Asks the dispatchers of these handles, each with the name of its downstream.
     pub(crate) fn new(controls: impl IntoIterator<Item = (String, Control)>) -> Self {
-        Self { controls: controls.into_iter().collect(), turn: Arc::new(Semaphore::new(1)) }
+        let (turn, turn_of_others) = (Arc::new(Semaphore::new(1)), Semaphore::new(1));
+        Self { controls: controls.into_iter().collect(), turn, turn_of_others }
     }
 
     /// What the dispatcher of a downstream knows of an id. Cancel safe.
@@ -58,10 +60,8 @@ impl Seeker {
         question: impl Future<Output = dispatch::Found> + Send + 'static,
     ) -> Result<dispatch::Found, Refusal> {
         let turn = Arc::clone(&self.turn);
-        let Ok(Ok(turn)) = timeout(TURN_TIMEOUT, turn.acquire_owned()).await else {
-            let text = "many look for jobs; try again in a second";
-            return Err(Refusal::later(StatusCode::SERVICE_UNAVAILABLE, text, 1));
-        };
+        let turn = timeout(TURN_TIMEOUT, turn.acquire_owned()).await;
+        let turn = turn.ok().and_then(Result::ok).ok_or_else(crowded)?;
         let asked = tokio::spawn(async move {
             let found = timeout(ANSWER_TIMEOUT, question).await;
             sleep(SPACING).await;
@@ -71,6 +71,23 @@ impl Seeker {
         // The runtime reports a panic.
         asked.await.ok().flatten().ok_or_else(silent)
     }
+
+    /// What the other replicas answer that have this downstream, within some seconds. Cancel safe.
+    async fn ask_others(
+        &self,
+        api: &Api,
+        downstream: &str,
+        id: &str,
+    ) -> Result<BTreeMap<String, Answer>, Refusal> {
+        let turn = timeout(TURN_TIMEOUT, self.turn_of_others.acquire()).await;
+        let _turn = turn.ok().and_then(Result::ok).ok_or_else(crowded)?;
+        Ok(api.watch.ask_others(downstream, id).await)
+    }
+}
+
+fn crowded() -> Refusal {
+    let text = "many look for jobs; try again in a second";
+    Refusal::later(StatusCode::SERVICE_UNAVAILABLE, text, 1)
 }
 
 fn silent() -> Refusal {
@@ -85,80 +102,84 @@ pub(super) async fn find(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
     api.operations.known(&name)?;
-    let id = sought(query.as_deref().unwrap_or_default())?;
+    let (id, asks_others) = sought(query.as_deref().unwrap_or_default())?;
     let found = api.seeker.ask(&name, &id).await?;
+    let others = if asks_others { api.seeker.ask_others(&api, &name, &id).await? } else { BTreeMap::new() };
     let state = api.watch.state().await;
     let unknown = state::Downstream { name, ..state::Downstream::default() };
     let known = state.downstreams.iter().find(|downstream| downstream.name == unknown.name);
     let downstream = known.unwrap_or(&unknown);
-    let replicas = u64::try_from(downstream.replicas.len()).unwrap_or(1).max(1);
-    // Each replica has about the same part of the pace.
-    let gone = |ahead: u64| api.watch.gone_at(downstream, (ahead + 1).saturating_mul(replicas), state.now);
-    let clock = (Instant::now(), wall_now());
-    let others = downstream.replicas.iter().filter(|share| share.id != state.replica);
-    let mut answered = Found {
-        id,
-        now: clock.1.0 / 1000,
-        replica: state.replica.clone(),
-        not_asked: others.map(|share| share.id.clone()).collect(),
-        jobs: found.jobs.iter().map(|found| job(found, clock, gone)).collect(),
-        parked: found.parked.map(|ParkedJob { at, until, reason }| Parked {
-            at: at.0 / 1000,
-            until: until.0 / 1000,
-            reason: reason.as_str().to_owned(),
-        }),
-        cancelled: found.is_cancelled,
-        text: Vec::new(),
-    };
-    answered.text = lines(&answered, downstream);
+    let answered = describe(&api, &state, (downstream, id), (&found, others));
     Ok(answer(&answered))
 }
 
-/// The id that a query names, as `id=invoice-4711`.
-fn sought(query: &str) -> Result<String, Refusal> {
-    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
-    match (pairs.next(), pairs.next()) {
-        (Some((name, id)), None) if name == "id" && (1..=LONGEST_ID).contains(&id.len()) => {
-            Ok(id.into_owned())
-        }
-        _ => Err(Refusal::wrong(format!("write ?id=ID with the id of a job, of 1 to {LONGEST_ID} bytes"))),
+/// What this replica has found, and what others have answered.
+fn describe(
+    api: &Api,
+    state: &state::State,
+    (downstream, id): (&state::Downstream, String),
+    (found, others): (&dispatch::Found, BTreeMap<String, Answer>),
+) -> Found {
+    let (me, clock) = (&state.replica, (Instant::now(), wall_now()));
+    let replicas = u64::try_from(downstream.replicas.len()).unwrap_or(1).max(1);
+    // Each replica has about the same part of the pace.
+    let gone = |ahead: u64| api.watch.gone_at(downstream, (ahead + 1).saturating_mul(replicas), state.now);
+    let mine = |job| Job { replica: me.clone(), ..shown_job(job, clock, gone) };
+    let is_silent = |id: &&String| *id != me && !others.contains_key(*id);
+    let not_asked = downstream.replicas.iter().map(|share| &share.id).filter(is_silent).cloned().collect();
+    let mut found = Found {
+        id,
+        now: clock.1.0 / 1000,
+        replica: me.clone(),
+        not_asked,
+        jobs: found.jobs.iter().map(mine).collect(),
+        parked: found.parked.map(|parked| Parked { replica: me.clone(), ..shown_parked(parked) }),
+        cancelled: found.is_cancelled,
+        text: Vec::new(),
+    };
+    for Answer { jobs, parked, .. } in others.into_values() {
+        found.jobs.extend(jobs);
+        // The latest one counts, unless that has come back.
+        found.parked = found.parked.into_iter().chain(parked).max_by_key(|parked| parked.at);
     }
+    found.parked = found.parked.filter(|_| found.jobs.is_empty());
+    found.text = lines(&found, downstream);
+    found
 }
 
-/// A job as the API shows it. `clock` has an instant by both clocks, and `gone` says when a job has gone that has this number
-/// of others before it.
-fn job(found: &FoundJob, clock: (Instant, Micros), gone: impl Fn(u64) -> Option<Millis>) -> Job {
-    let behind = |ahead: usize| u64::try_from(ahead).unwrap_or(u64::MAX - 1);
-    let (place, at) = match found.place {
-        JobPlace::Waiting { ahead } => ("waiting", gone(behind(ahead))),
-        JobPlace::Delayed(at) => ("delayed", Some(millis(at, clock))),
-        JobPlace::Retrying(at) => ("retrying", Some(millis(at, clock))),
-        JobPlace::Slot(at) => ("held", Some(millis(at, clock))),
-        JobPlace::Working => ("sending", None),
-        JobPlace::Halted => ("halted", None),
+/// The id that a query names, as `id=invoice-4711`, and whether the other replicas are asked too: `others=true`.
+fn sought(query: &str) -> Result<(String, bool), Refusal> {
+    let (mut sought, mut asks_others) = (None, false);
+    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+        match (&*name, &*value) {
+            ("id", id) if sought.is_none() && (1..=LONGEST_ID).contains(&id.len()) => {
+                sought = Some(id.to_owned())
+            }
+            ("others", "true") => asks_others = true,
+            ("others", "false") => asks_others = false,
+            _ => {
+                sought = None;
+                break;
+            }
+        }
+    }
+    let wrong = || {
+        let text = format!(
+            "write ?id=ID with the id of a job, of 1 to {LONGEST_ID} bytes, and perhaps &others=true"
+        );
+        Refusal::wrong(text)
     };
-    let ahead = match found.place {
-        JobPlace::Waiting { ahead } => Some(behind(ahead)),
-        _ => None,
-    };
-    let first_seen = found.first_seen.map(|at| at.0 / 1000);
-    Job { place: place.to_owned(), at, ahead, attempts: found.attempts, first_seen }
-}
-
-/// An instant by the wall clock.
-fn millis(at: Instant, (now, wall): (Instant, Micros)) -> Millis {
-    let (ahead, ago) = (at.saturating_duration_since(now), now.saturating_duration_since(at));
-    wall.plus(ahead).minus(ago).0 / 1000
+    Ok((sought.ok_or_else(wrong)?, asks_others))
 }
 
 /// What is known, in lines for people.
 fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     let replica = &found.replica;
-    let mut lines: Vec<String> = found.jobs.iter().map(|job| line(job, replica)).collect();
+    let mut lines: Vec<String> = found.jobs.iter().map(line).collect();
     if found.jobs.iter().any(|job| job.place == "waiting") {
         lines.push(format!("what holds jobs back: {}", downstream.binding.text));
     }
-    if let Some(Parked { at, until, reason }) = &found.parked {
+    if let Some(Parked { replica, at, until, reason }) = &found.parked {
         let [at, until] = [*at, *until].map(words::instant);
         lines.push(format!(
             "replica {replica} parked it at {at} until about {until} ({reason}): it is in RabbitMQ, or another replica has \
@@ -175,7 +196,10 @@ fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
         lines.push(format!("replica {replica} does not hold it, and has not parked it lately"));
     }
     if !found.not_asked.is_empty() {
-        lines.push(format!("these replicas were not asked, and may hold it: {}", found.not_asked.join(", ")));
+        lines.push(format!(
+            "these replicas were not asked, or did not answer, and may hold it: {}",
+            found.not_asked.join(", ")
+        ));
     }
     lines.extend(in_broker(found, downstream));
     lines
@@ -201,7 +225,8 @@ fn in_broker(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     lines
 }
 
-fn line(job: &Job, replica: &str) -> String {
+fn line(job: &Job) -> String {
+    let replica = &job.replica;
     let at = job.at.map(words::instant);
     let attempts = match job.attempts {
         None | Some(0) => String::new(),

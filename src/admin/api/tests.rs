@@ -21,7 +21,7 @@ use super::*;
 use crate::admin::access::Access;
 use crate::admin::connections::{Connection, Connections};
 use crate::admin::routes::router;
-use crate::status::{Broker, Identity, Observer, OwnTerms, Parts};
+use crate::status::{Asks, Broker, Identity, Observer, OwnTerms, Parts};
 
 /// The time in µs, a whole number of ms.
 const NOW: i64 = 1_800_000_000_000_000;
@@ -62,6 +62,7 @@ fn watching(store: Arc<dyn Store>, terms: watch::Receiver<OwnTerms>) -> Watch {
         store_kind: "memory",
         terms,
         can_change: Arc::default(),
+        asks: Asks::default(),
     };
     Observer::start(parts).watch()
 }

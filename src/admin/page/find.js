@@ -52,8 +52,13 @@ export class FindDialog {
   }
 
   async #find(id) {
-    const found = await this.#ask(`job?id=${encodeURIComponent(id)}`, () => this.#clear());
+    const path = `job?id=${encodeURIComponent(id)}`;
+    let found = await this.#ask(path, () => this.#clear());
     if (found === null) return;
+    if (found.jobs.length === 0 && found.not_asked.length > 0) {
+      this.#show([...found.text, "asking the other replicas…"]);
+      found = (await this.#ask(`${path}&others=true`, () => {})) ?? found;
+    }
     this.#id = id;
     this.#show(found.text);
     setShown(byId("find-dead"), found.jobs.length === 0);

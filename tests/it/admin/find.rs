@@ -89,19 +89,49 @@ async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
     assert_eq!(replica.paced.stop().await, 0);
 }
 
-/// Two replicas each tell of their own jobs, and name the other one.
+/// Each of two replicas holds some of the jobs, and finds those of the other one too.
 #[tokio::test]
-async fn a_replica_names_the_others_that_were_not_asked() {
-    let site = Site::shared("findtwo", "rate = '100/s'").await;
+async fn a_replica_asks_the_others_for_the_jobs_that_it_does_not_hold() {
+    const JOBS: usize = 20;
+    let site = Site::shared("findtwo", "rate = '100/s'\nqueue.prefetch = 10").await;
     let [one, other] = [AdminReplica::with_token(&site).await, AdminReplica::with_token(&site).await];
+    assert_eq!(one.tool(TOKEN, &["pause", "billing"]).await.code, 0);
     let mut told = Value::Null;
     until("each knows the other", LONG, async || {
-        told = one.find("a").await;
+        told = one.find("none").await;
         told["not_asked"].as_array().unwrap().len() == 1
     })
     .await;
-    assert_eq!(told["not_asked"][0], other.find("a").await["replica"], "{told}");
+    let others = other.find("none").await["replica"].clone();
+    assert_eq!(told["not_asked"][0], others, "{told}");
     let text: Vec<&str> = told["text"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert!(text.iter().any(|line| line.starts_with("these replicas were not asked")), "{told}");
+
+    site.publish(Job::many("job", JOBS)).await;
+    site.depth(&site.queue(), 0, LONG).await;
+    let mut elsewhere = None;
+    until("the other replica holds one", LONG, async || {
+        for n in 0..JOBS {
+            let found = other.find(&format!("job-{n}")).await;
+            if found["jobs"][0]["place"] == "waiting" {
+                elsewhere = Some(n);
+            }
+        }
+        elsewhere.is_some()
+    })
+    .await;
+    let id = format!("job-{}", elsewhere.unwrap());
+    assert_eq!(one.find(&id).await["jobs"], json!([]), "it asks nobody unless it is to");
+    // A replica that is slow to read the question may answer the next one.
+    let mut found = Value::Null;
+    until("the other replica answers", LONG, async || {
+        found = one.find(&format!("{id}&others=true")).await;
+        found["jobs"][0]["replica"] == others
+    })
+    .await;
+    assert_eq!((&found["jobs"][0]["place"], &found["not_asked"]), (&json!("waiting"), &json!([])), "{found}");
+    let output = one.tool(TOKEN, &["find", "billing", &id]).await;
+    let expected = format!("billing: it waits for a slot at replica {}, behind ", others.as_str().unwrap());
+    assert!(output.code == 0 && output.stdout.contains(&expected), "{output:?}");
     assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
 }

@@ -1,3 +1,4 @@
+use paced::api::Millis;
 use paced::api::state::{Binding, Downstream, Queues};
 
 use super::*;
@@ -16,36 +17,34 @@ fn downstream() -> Downstream {
 
 #[test]
 fn a_query_names_one_id() {
-    assert_eq!(sought("id=a%2Fb+c"), Ok("a/b c".to_owned()));
+    assert_eq!(sought("id=a%2Fb+c"), Ok(("a/b c".to_owned(), false)));
+    assert_eq!(sought("others=true&id=a"), Ok(("a".to_owned(), true)));
+    assert_eq!(sought("id=a&others=false"), Ok(("a".to_owned(), false)));
     assert!(sought(&format!("id={}", "x".repeat(255))).is_ok());
-    for query in ["", "id=", "ids=a", "id=a&id=b", "id=a&x=1", &format!("id={}", "x".repeat(256))] {
+    for query in [
+        "",
+        "id=",
+        "ids=a",
+        "id=a&id=b",
+        "id=a&x=1",
+        "id=a&others=1",
+        "others=true",
+        &format!("id={}", "x".repeat(256)),
+    ] {
         let refusal = sought(query).unwrap_err();
         assert_eq!((refusal.status().as_u16(), refusal.text().contains("?id=ID")), (400, true), "{query}");
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn places_and_instants_are_shown_by_the_wall_clock() {
-    let (now, wall) = (Instant::now(), Micros(NOW * 1000));
-    let second = Duration::from_secs(1);
-    let shown = |place| {
-        let found = FoundJob { place, first_seen: Some(wall), attempts: Some(2) };
-        let Job { place, at, ahead, .. } =
-            job(&found, (now, wall), |ahead| Some(i64::try_from(ahead).unwrap()));
-        (place, at, ahead)
-    };
-    let text = str::to_owned;
-    assert_eq!(shown(JobPlace::Waiting { ahead: 7 }), (text("waiting"), Some(7), Some(7)));
-    assert_eq!(shown(JobPlace::Delayed(now + second)), (text("delayed"), Some(NOW + 1000), None));
-    assert_eq!(shown(JobPlace::Retrying(now + second)), (text("retrying"), Some(NOW + 1000), None));
-    assert_eq!(shown(JobPlace::Slot(now)), (text("held"), Some(NOW), None));
-    assert_eq!(shown(JobPlace::Working), (text("sending"), None, None));
-    assert_eq!(shown(JobPlace::Halted), (text("halted"), None, None));
-}
-
 #[test]
 fn what_is_held_here_is_said_and_what_binds() {
-    let job = |place: &str, at: Option<Millis>| Job { place: place.to_owned(), at, ..Job::default() };
+    let replica = || "r1".to_owned();
+    let job = |place: &str, at: Option<Millis>| Job {
+        replica: replica(),
+        place: place.to_owned(),
+        at,
+        ..Job::default()
+    };
     let waiting = Job { ahead: Some(41), attempts: Some(0), ..job("waiting", Some(NOW)) };
     assert_eq!(
         lines(&found(vec![waiting.clone()]), &downstream()),
@@ -82,12 +81,13 @@ fn where_it_may_be_is_said_if_it_is_not_here() {
         lines(&others, &busy),
         [
             here,
-            "these replicas were not asked, and may hold it: r2, r3",
+            "these replicas were not asked, or did not answer, and may hold it: r2, r3",
             "RabbitMQ has 12 queued and an unknown number of parked job(s), which nobody can look through",
             "`paced dead list billing --id a` looks through 3 dead letter(s)",
         ]
     );
-    let parked = Parked { at: NOW, until: NOW + 60_000, reason: "retry".to_owned() };
+    let (replica, reason) = ("r1".to_owned(), "retry".to_owned());
+    let parked = Parked { replica, at: NOW, until: NOW + 60_000, reason };
     let parked = Found { parked: Some(parked), cancelled: true, ..nowhere };
     assert_eq!(
         lines(&parked, &downstream()),

@@ -1,0 +1,259 @@
+//! Replicas ask each other where the jobs with an id are, through their summaries in the store:
+//!
+//! ```text
+//! asker    question in its summary ─▶ store ─▶ the others read it, and ask their dispatchers
+//! others   answers in their summaries ─▶ store ─▶ the asker reads them
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use paced::api::Millis;
+use paced::api::find::{Job, Parked};
+use paced::dispatch::{Control, FoundJob, JobPlace, ParkedJob};
+use paced::lock::lock;
+use paced::time::{Micros, wall_now};
+use tokio::time::{Instant, timeout};
+
+use super::summary::{Answer, Asked, Question, Summary};
+
+/// The most questions that are answered at a time: each replica has one at most, while somebody looks for a job there.
+const MOST_ANSWERED: usize = 4;
+
+/// How long a dispatcher may take for its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The most jobs of one answer that count.
+const MOST_JOBS: usize = 10;
+
+/// The questions and answers of this replica.
+#[derive(Default)]
+pub(crate) struct Asks {
+    /// The dispatchers that are asked, each by the name of its downstream.
+    controls: BTreeMap<String, Control>,
+    asked: Mutex<Asked>,
+}
+
+/// The question of this replica, until it is dropped.
+pub(super) struct Asking<'a> {
+    asks: &'a Asks,
+    /// Its number.
+    pub(super) number: i64,
+}
+
+impl Asks {
+    /// Asks the dispatchers of these handles for others.
+    pub(crate) fn new(controls: impl IntoIterator<Item = (String, Control)>) -> Self {
+        Self { controls: controls.into_iter().collect(), asked: Mutex::default() }
+    }
+
+    /// What is to be in the summary of this replica.
+    pub(super) fn current(&self) -> Asked {
+        lock(&self.asked).clone()
+    }
+
+    /// Asks the others from the next report on, in place of an earlier question.
+    pub(super) fn ask(&self, downstream: &str, id: &str) -> Asking<'_> {
+        let number = wall_now().0;
+        let question = Question { number, downstream: downstream.to_owned(), id: id.to_owned() };
+        lock(&self.asked).question = Some(question);
+        Asking { asks: self, number }
+    }
+
+    /// Answers what the others ask, and forgets the answers to what they ask no more. Returns whether an answer is new.
+    pub(super) async fn answer(&self, others: &[Summary]) -> bool {
+        let asked =
+            others.iter().filter_map(|other| Some((&other.replica.id, other.asked.question.as_ref()?)));
+        let asked: Vec<(&String, &Question)> = asked.take(MOST_ANSWERED).collect();
+        let (mut answers, mut is_new) = (Vec::new(), false);
+        for (to, question) in asked {
+            let known = self.known(to, question.number);
+            is_new |= known.is_none();
+            let answer = match known {
+                Some(answer) => Some(answer),
+                None => self.find(to, question).await,
+            };
+            answers.extend(answer);
+        }
+        lock(&self.asked).answers = answers;
+        is_new
+    }
+
+    fn known(&self, to: &str, number: i64) -> Option<Answer> {
+        let asked = lock(&self.asked);
+        asked.answers.iter().find(|answer| answer.to == to && answer.number == number).cloned()
+    }
+
+    async fn find(&self, to: &str, question: &Question) -> Option<Answer> {
+        let control = self.controls.get(&question.downstream)?;
+        let found = timeout(ANSWER_TIMEOUT, control.find(&question.id)).await.ok()?;
+        let clock = (Instant::now(), wall_now());
+        Some(Answer {
+            to: to.to_owned(),
+            number: question.number,
+            jobs: found.jobs.iter().map(|job| shown_job(job, clock, |_| None)).collect(),
+            parked: found.parked.map(shown_parked),
+        })
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut asked = lock(&self.asks.asked);
+        // A later question stays.
+        asked.question = asked.question.take().filter(|question| question.number != self.number);
+    }
+}
+
+/// The answers of the others that have this downstream to a question of the replica `me`, by their ids, and whether all of
+/// them have answered.
+pub(super) fn answers(
+    others: &[Summary],
+    (me, number): (&str, i64),
+    downstream: &str,
+) -> (BTreeMap<String, Answer>, bool) {
+    let (mut answers, mut is_whole) = (BTreeMap::new(), true);
+    for other in others.iter().filter(|other| other.downstreams.contains_key(downstream)) {
+        let all = &other.asked.answers;
+        match all.iter().find(|answer| answer.to == me && answer.number == number) {
+            Some(answer) => {
+                let replica = &other.replica.id;
+                let mut answer = answer.clone();
+                answer.jobs.truncate(MOST_JOBS);
+                answer.jobs.iter_mut().for_each(|job| job.replica.clone_from(replica));
+                answer.parked.iter_mut().for_each(|parked| parked.replica.clone_from(replica));
+                answers.insert(replica.clone(), answer);
+            }
+            None => is_whole = false,
+        }
+    }
+    (answers, is_whole)
+}
+
+/// A job as the API shows it, of a replica that is not named yet. `clock` has an instant by both clocks, and `gone` says when a
+/// job has gone that has this number of others before it.
+pub(crate) fn shown_job(
+    found: &FoundJob,
+    clock: (Instant, Micros),
+    gone: impl Fn(u64) -> Option<Millis>,
+) -> Job {
+    let behind = |ahead: usize| u64::try_from(ahead).unwrap_or(u64::MAX - 1);
+    let (place, at) = match found.place {
+        JobPlace::Waiting { ahead } => ("waiting", gone(behind(ahead))),
+        JobPlace::Delayed(at) => ("delayed", Some(millis(at, clock))),
+        JobPlace::Retrying(at) => ("retrying", Some(millis(at, clock))),
+        JobPlace::Slot(at) => ("held", Some(millis(at, clock))),
+        JobPlace::Working => ("sending", None),
+        JobPlace::Halted => ("halted", None),
+    };
+    let ahead = match found.place {
+        JobPlace::Waiting { ahead } => Some(behind(ahead)),
+        _ => None,
+    };
+    let first_seen = found.first_seen.map(|at| at.0 / 1000);
+    Job { replica: String::new(), place: place.to_owned(), at, ahead, attempts: found.attempts, first_seen }
+}
+
+/// A parked job as the API shows it, of a replica that is not named yet.
+pub(crate) fn shown_parked(ParkedJob { at, until, reason }: ParkedJob) -> Parked {
+    let reason = reason.as_str().to_owned();
+    Parked { replica: String::new(), at: at.0 / 1000, until: until.0 / 1000, reason }
+}
+
+/// An instant by the wall clock.
+fn millis(at: Instant, (now, wall): (Instant, Micros)) -> Millis {
+    let (ahead, ago) = (at.saturating_duration_since(now), now.saturating_duration_since(at));
+    wall.plus(ahead).minus(ago).0 / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::summary::{Identity, Own};
+    use super::*;
+
+    const NOW: Millis = 1_764_000_000_000;
+
+    fn summary(id: &str, asked: Asked) -> Summary {
+        let identity = Identity { id: id.to_owned(), ..Identity::default() };
+        let mut summary = Summary::new(identity, 0);
+        summary.asked = asked;
+        summary.downstreams.insert("billing".to_owned(), Own::default());
+        summary
+    }
+
+    fn answer(to: &str, number: i64) -> Asked {
+        let job = Job { place: "waiting".to_owned(), replica: "forged".to_owned(), ..Job::default() };
+        let answer = Answer { to: to.to_owned(), number, jobs: vec![job; 12], parked: None };
+        Asked { answers: vec![answer], ..Asked::default() }
+    }
+
+    #[test]
+    fn places_and_instants_are_shown_by_the_wall_clock() {
+        let (now, wall) = (Instant::now(), Micros(NOW * 1000));
+        let second = Duration::from_secs(1);
+        let shown = |place| {
+            let found = FoundJob { place, first_seen: Some(wall), attempts: Some(2) };
+            let gone = |ahead| Some(i64::try_from(ahead).unwrap());
+            let Job { place, at, ahead, .. } = shown_job(&found, (now, wall), gone);
+            (place, at, ahead)
+        };
+        let text = str::to_owned;
+        assert_eq!(shown(JobPlace::Waiting { ahead: 7 }), (text("waiting"), Some(7), Some(7)));
+        assert_eq!(shown(JobPlace::Delayed(now + second)), (text("delayed"), Some(NOW + 1000), None));
+        assert_eq!(shown(JobPlace::Retrying(now + second)), (text("retrying"), Some(NOW + 1000), None));
+        assert_eq!(shown(JobPlace::Slot(now)), (text("held"), Some(NOW), None));
+        assert_eq!(shown(JobPlace::Working), (text("sending"), None, None));
+        assert_eq!(shown(JobPlace::Halted), (text("halted"), None, None));
+    }
+
+    #[test]
+    fn answers_are_taken_from_those_that_have_the_downstream() {
+        let mut others = vec![summary("a", answer("me", 7)), summary("b", answer("me", 6))];
+        let (found, is_whole) = answers(&others, ("me", 7), "billing");
+        assert_eq!(
+            (found.keys().collect::<Vec<_>>(), is_whole),
+            (vec!["a"], false),
+            "one to an earlier question"
+        );
+        assert_eq!(found["a"].jobs.len(), MOST_JOBS);
+        assert!(found["a"].jobs.iter().all(|job| job.replica == "a"), "also where it says otherwise");
+        others[1].asked = answer("other", 7);
+        assert!(!answers(&others, ("me", 7), "billing").1, "it is to somebody else");
+        others[1].asked = answer("me", 7);
+        assert!(answers(&others, ("me", 7), "billing").1);
+        let (found, is_whole) = answers(&others, ("me", 7), "mail");
+        assert_eq!((found.len(), is_whole), (0, true), "nobody else has it");
+    }
+
+    #[test]
+    fn a_question_is_asked_until_nobody_waits_for_answers() {
+        let asks = Asks::default();
+        let first = asks.ask("billing", "a");
+        let question = asks.current().question.unwrap();
+        assert_eq!(
+            (question.number, question.downstream.as_str(), question.id.as_str()),
+            (first.number, "billing", "a")
+        );
+        let later = Asking { asks: &asks, number: first.number + 1 };
+        lock(&asks.asked).question = Some(Question { number: later.number, ..question });
+        drop(first);
+        assert!(asks.current().question.is_some(), "it is a later one");
+        drop(later);
+        assert_eq!(asks.current(), Asked::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_answered_is_not_and_what_nobody_asks_is_forgotten() {
+        let asks = Asks::default();
+        let question = |number| Question { number, downstream: "billing".to_owned(), id: "a".to_owned() };
+        let asking = |number| Asked { question: Some(question(number)), ..Asked::default() };
+        assert!(asks.answer(&[summary("a", asking(7))]).await, "it was looked for");
+        assert!(asks.current().answers.is_empty(), "it is no downstream of this replica");
+        lock(&asks.asked).answers = answer("a", 7).answers;
+        assert!(!asks.answer(&[summary("a", asking(7))]).await, "it has its answer");
+        assert_eq!(asks.current().answers.len(), 1);
+        asks.answer(&[summary("a", Asked::default())]).await;
+        assert!(asks.current().answers.is_empty());
+    }
+}
