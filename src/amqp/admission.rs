@@ -145,7 +145,7 @@ impl Drop for Admission {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::accounts;
+    use super::super::budget::tests::accounts;
     use super::*;
 
     const KIB: u64 = 1024;

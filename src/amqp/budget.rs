@@ -15,11 +15,13 @@ use crate::lock::lock;
 /// The pool is divided into this many parts. When a part becomes free, all downstreams are told.
 const POOL_STEPS: u64 = 256;
 
-/// The budget that the downstreams of one process share.
+/// The budget that the downstreams of one process share. It is divided anew whenever one of them comes or goes.
 #[derive(Debug, Default)]
-struct Budget {
+pub(super) struct Budget {
+    /// The bytes of the process.
+    window: u64,
     /// The bytes that are not divided among the downstreams.
-    pool: u64,
+    pool: AtomicU64,
     /// The bytes that downstreams hold beyond their fair shares.
     borrowed: AtomicU64,
     accounts: Mutex<Vec<Weak<Account>>>,
@@ -30,12 +32,26 @@ struct Budget {
 pub(super) struct Account {
     /// The most bytes that it may hold.
     most: u64,
-    /// The bytes that it may hold whatever the others do; at most `most`.
-    fair: u64,
-    held: AtomicU64,
+    own: Mutex<Own>,
     budget: Arc<Budget>,
     /// Changes when bytes have become free.
     freed: watch::Sender<()>,
+}
+
+/// What an account holds, and what it may. Both are under one lock: a share that changes between the two would leave a wrong
+/// sum of what is borrowed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    held: u64,
+    /// The bytes that it may hold whatever the others do; at most [`Account::most`].
+    fair: u64,
+}
+
+impl Own {
+    /// The bytes that are held beyond the fair share.
+    const fn beyond(self) -> u64 {
+        self.held.saturating_sub(self.fair)
+    }
 }
 
 /// The bytes of one message that is held. When dropped, they are free again.
@@ -45,24 +61,51 @@ pub(super) struct Charge {
     bytes: u64,
 }
 
-/// Opens an account for each downstream, given the most that each may hold, out of `window` bytes in all.
-pub(super) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
-    let even = window / 2 / (most.len() as u64).max(1);
-    let fair = |most: u64| even.min(most);
-    let given: u64 = most.iter().copied().map(fair).sum();
-    let budget = Arc::new(Budget { pool: window.saturating_sub(given), ..Budget::default() });
-    let account = |most: u64| {
-        Arc::new(Account {
-            most,
-            fair: fair(most),
-            held: AtomicU64::new(0),
-            budget: Arc::clone(&budget),
-            freed: watch::Sender::default(),
-        })
-    };
-    let accounts: Vec<_> = most.iter().copied().map(account).collect();
-    *lock(&budget.accounts) = accounts.iter().map(Arc::downgrade).collect();
-    accounts
+impl Budget {
+    /// A budget of this many bytes.
+    pub(super) fn new(window: u64) -> Arc<Self> {
+        Arc::new(Self { window, pool: AtomicU64::new(window), ..Self::default() })
+    }
+
+    /// Opens an account for each of these downstreams, given the most that each may hold.
+    pub(super) fn open(self: &Arc<Self>, most: &[u64]) -> Vec<Arc<Account>> {
+        let account = |most: &u64| {
+            Arc::new(Account {
+                most: *most,
+                own: Mutex::default(),
+                budget: Arc::clone(self),
+                freed: watch::Sender::default(),
+            })
+        };
+        let opened: Vec<_> = most.iter().map(account).collect();
+        let mut accounts = lock(&self.accounts);
+        accounts.extend(opened.iter().map(Arc::downgrade));
+        self.divide(&mut accounts);
+        opened
+    }
+
+    /// Gives the share of this account to the others. What it still holds counts as borrowed until it is free.
+    pub(super) fn close(&self, account: &Arc<Account>) {
+        let mut accounts = lock(&self.accounts);
+        accounts.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(account)));
+        account.set_fair(0);
+        self.divide(&mut accounts);
+    }
+
+    /// Divides half of the bytes evenly, and informs all who may hold more since.
+    fn divide(&self, accounts: &mut Vec<Weak<Account>>) {
+        accounts.retain(|account| account.strong_count() > 0);
+        let all: Vec<Arc<Account>> = accounts.iter().filter_map(Weak::upgrade).collect();
+        let even = self.window / 2 / (all.len() as u64).max(1);
+        let mut given = 0;
+        for account in &all {
+            let fair = even.min(account.most);
+            account.set_fair(fair);
+            given += fair;
+        }
+        self.pool.store(self.window.saturating_sub(given), Ordering::SeqCst);
+        all.iter().for_each(|account| account.freed.send_replace(()));
+    }
 }
 
 impl Account {
@@ -74,17 +117,33 @@ impl Account {
 
     /// Counts bytes as held.
     pub(super) fn add(&self, bytes: u64) {
-        let before = self.held.fetch_add(bytes, Ordering::SeqCst);
-        let borrowed = self.beyond(before + bytes) - self.beyond(before);
-        self.budget.borrowed.fetch_add(borrowed, Ordering::SeqCst);
+        let mut own = lock(&self.own);
+        let before = own.beyond();
+        own.held += bytes;
+        self.budget.borrowed.fetch_add(own.beyond() - before, Ordering::SeqCst);
     }
 
     /// Counts bytes as held no more, and tells nobody. Returns how many bytes of the pool were in use before, and how many
     /// of these were removed.
     pub(super) fn remove(&self, bytes: u64) -> (u64, u64) {
-        let before = self.held.fetch_sub(bytes, Ordering::SeqCst);
-        let returned = self.beyond(before) - self.beyond(before - bytes);
+        let mut own = lock(&self.own);
+        let before = own.beyond();
+        own.held -= bytes;
+        let returned = before - own.beyond();
         (self.budget.borrowed.fetch_sub(returned, Ordering::SeqCst), returned)
+    }
+
+    /// Sets the bytes that it may hold whatever the others do.
+    fn set_fair(&self, fair: u64) {
+        let mut own = lock(&self.own);
+        let before = own.beyond();
+        own.fair = fair;
+        let (after, borrowed) = (own.beyond(), &self.budget.borrowed);
+        if after > before {
+            borrowed.fetch_add(after - before, Ordering::SeqCst);
+        } else {
+            borrowed.fetch_sub(before - after, Ordering::SeqCst);
+        }
     }
 
     /// Counts bytes as held no more, and tells those who wait for them.
@@ -94,9 +153,10 @@ impl Account {
         self.freed.send_replace(());
         // Others wait for the pool only while little of it is left: less than what is in transit to them. There may be a
         // thousand of them, and many short messages.
-        let step = (budget.pool / POOL_STEPS).max(1);
+        let pool = budget.pool.load(Ordering::SeqCst);
+        let step = (pool / POOL_STEPS).max(1);
         let has_stepped = borrowed / step != borrowed.saturating_sub(returned) / step;
-        if has_stepped && borrowed >= budget.pool / 2 {
+        if has_stepped && borrowed >= pool / 2 {
             let accounts = lock(&budget.accounts);
             accounts.iter().filter_map(Weak::upgrade).for_each(|account| account.freed.send_replace(()));
         }
@@ -110,30 +170,27 @@ impl Account {
     /// The bytes that this downstream may hold at present, at least 1: fewer than its most while others use the shared
     /// pool.
     pub(super) fn allowance(&self) -> u64 {
-        let own = self.beyond(self.held.load(Ordering::SeqCst));
-        // Bytes may be removed by one thread before another one has counted them here: then the sum is below 0 for a moment.
-        let borrowed = i64::try_from(self.budget.borrowed.load(Ordering::SeqCst)).unwrap_or(0).unsigned_abs();
-        let others = borrowed.saturating_sub(own);
-        let free = self.budget.pool.saturating_sub(others);
-        self.most.min(self.fair.saturating_add(free)).max(1)
+        self.use_now().0
     }
 
     /// The bytes that are left of the allowance. While there are any, a message is taken in, however long it is.
     pub(super) fn left(&self) -> u64 {
-        self.allowance().saturating_sub(self.held.load(Ordering::SeqCst))
+        let (allowance, held) = self.use_now();
+        allowance.saturating_sub(held)
     }
 
     /// The most messages that can be held at present, if so many are, by what these take on average, and by the `size` of
     /// those that come. At least 1.
     pub(super) fn most(&self, messages: u64, size: u64) -> u64 {
-        let (allowance, held) = (self.allowance(), self.held.load(Ordering::SeqCst));
+        let (allowance, held) = self.use_now();
         let alike = messages.saturating_mul(allowance).div_ceil(held.max(1));
         allowance.div_ceil(size.max(1)).min(alike).max(1)
     }
 
     /// True where this downstream holds twice as much as it may.
     pub(super) fn is_far_beyond(&self) -> bool {
-        self.held.load(Ordering::SeqCst) / 2 >= self.allowance()
+        let (allowance, held) = self.use_now();
+        held / 2 >= allowance
     }
 
     /// True where this downstream holds as much as it may.
@@ -141,8 +198,14 @@ impl Account {
         self.left() == 0
     }
 
-    const fn beyond(&self, held: u64) -> u64 {
-        held.saturating_sub(self.fair)
+    /// The allowance, and the bytes held.
+    fn use_now(&self) -> (u64, u64) {
+        let own = lock(&self.own);
+        let budget = &self.budget;
+        // Under the lock its own part of the sum does not change.
+        let others = budget.borrowed.load(Ordering::SeqCst).saturating_sub(own.beyond());
+        let free = budget.pool.load(Ordering::SeqCst).saturating_sub(others);
+        (self.most.min(own.fair.saturating_add(free)).max(1), own.held)
     }
 }
 
@@ -160,8 +223,13 @@ impl Drop for Charge {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// The accounts of downstreams of which each may hold this much, out of `window` bytes in all.
+    pub(in crate::amqp) fn accounts(window: u64, most: &[u64]) -> Vec<Arc<Account>> {
+        Budget::new(window).open(most)
+    }
 
     #[test]
     fn one_downstream_holds_its_own_most_and_one_message_more() {
@@ -242,5 +310,48 @@ mod tests {
         assert_eq!(woken(), [true, false], "the other one never waited for that");
         drop(rest);
         assert_eq!(accounts[0].budget.borrowed.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn who_comes_has_a_share_and_who_goes_leaves_it() {
+        let budget = Budget::new(100);
+        let [one, two] = <[_; 2]>::try_from(budget.open(&[64, 64])).unwrap();
+        // Each has 25 bytes, and 50 are in the pool.
+        let held = one.charge(60, 0);
+        let mut freed = two.freed();
+        freed.mark_unchanged();
+        let three = budget.open(&[64]).remove(0);
+        assert!(freed.has_changed().unwrap(), "the shares are others");
+        // Each has 16 of them, and 52 are in the pool, of which the first one has 44.
+        assert_eq!((one.allowance(), two.allowance(), three.allowance()), (64, 24, 24));
+        budget.close(&one);
+        // Each of the two has 25 again. The one that went holds 60 bytes of the pool.
+        assert_eq!((two.allowance(), three.allowance()), (25, 25));
+        drop(held);
+        assert_eq!((two.allowance(), three.allowance()), (64, 64));
+        assert_eq!(budget.borrowed.load(Ordering::SeqCst), 0);
+        budget.close(&two);
+        budget.close(&three);
+        assert!(lock(&budget.accounts).is_empty());
+        assert_eq!(budget.pool.load(Ordering::SeqCst), 100);
+    }
+
+    /// However often shares change while messages come and go, nothing of the pool is lost.
+    #[test]
+    fn shares_that_change_meanwhile_lose_no_byte() {
+        let budget = Budget::new(1 << 20);
+        let account = budget.open(&[1 << 20]).remove(0);
+        std::thread::scope(|scope| {
+            for n in 1..=4_u64 {
+                let account = &account;
+                scope.spawn(move || (0..2_000_u64).for_each(|i| drop(account.charge(n * 1_000 + i, 0))));
+            }
+            for _ in 0..2_000 {
+                let other = budget.open(&[1 << 20]).remove(0);
+                budget.close(&other);
+            }
+        });
+        assert_eq!(budget.borrowed.load(Ordering::SeqCst), 0);
+        assert_eq!(account.left(), 1 << 20);
     }
 }

@@ -78,7 +78,7 @@ mod weight;
 mod window;
 
 use attached::Attached;
-use budget::Account;
+use budget::{Account, Budget};
 use gate::Gate;
 use links::{Links, Route};
 use parking::{Parker, Parking};
@@ -229,7 +229,7 @@ impl Amqp {
 
     fn idle(options: Options) -> Self {
         let most: Vec<u64> = options.downstreams.iter().map(|d| d.prefetch_bytes).collect();
-        let accounts = budget::accounts(options.window_bytes, &most);
+        let accounts = Budget::new(options.window_bytes).open(&most);
         let names = options.downstreams.iter().map(|d| d.name.clone());
         let targets = <[Targets; 2]>::default();
         let consumed =
