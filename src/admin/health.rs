@@ -83,6 +83,9 @@ impl Missing {
         if asked_at.replace(now).is_some_and(|before| now.saturating_duration_since(before) > UNASKED) {
             since.clear();
         }
+        let queues: BTreeMap<&str, bool> = queues.collect();
+        // One that is removed, and comes again later, starts again.
+        since.retain(|name, _| queues.contains_key(name.as_str()));
         let (mut lasting, mut is_any_consumed) = (BTreeSet::new(), false);
         for (name, is_consumed) in queues {
             if is_consumed {
@@ -125,8 +128,10 @@ impl Checks for Readiness {
         Box::pin(async move {
             let amqp = self.amqp.trouble().map_or(Ok(()), Err);
             let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
-            let missing = self.missing.lasting(self.amqp.downstreams(), Instant::now());
-            checks.extend(self.amqp.downstreams().map(|(name, attached)| {
+            let queues = self.amqp.downstreams();
+            let queues = || queues.iter().map(|(name, attached)| (name.as_str(), *attached));
+            let missing = self.missing.lasting(queues(), Instant::now());
+            checks.extend(queues().map(|(name, attached)| {
                 let has_terms =
                     self.views.get(name).is_none_or(|view| view.snapshot().binding != Binding::Terms);
                 let verdict = match (attached, has_terms) {
@@ -261,6 +266,8 @@ mod tests {
         assert!(lasting(&[("a", true), ("b", true)], 33).is_empty());
         assert!(lasting(&[("a", true), ("b", false)], 34).is_empty(), "the time begins again");
         assert!(lasting(&[("a", true), ("b", false)], 600).is_empty(), "nobody has asked for long");
+        assert!(lasting(&[("a", true)], 620).is_empty(), "it is removed");
+        assert!(lasting(&[("a", true), ("b", false)], 640).is_empty(), "and comes again");
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use super::connection::{channel, close};
 use super::error::Error;
 use super::ladder::OWN_RUNGS;
 use super::supervisor::{ConnectionWatch, up};
-use super::topology::find_queue;
+use super::topology::{Names, find_queue};
 use crate::lock::lock;
 use gauges::Gauges;
 use length::Length;
@@ -71,6 +71,8 @@ impl Depth {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// The downstreams whose queues are looked at, each with the queue of its new jobs.
+    followed: Mutex<BTreeMap<String, String>>,
     seen: Mutex<Seen>,
     /// Wakes the sweeper when somebody asks.
     asked: Notify,
@@ -105,6 +107,20 @@ impl Depths {
         }
     }
 
+    /// Has the queues of a downstream be looked at from the next sweep on, given the queue of its new jobs.
+    pub(super) fn follow(&self, downstream: String, queue: String) {
+        lock(&self.0.followed).insert(downstream, queue);
+    }
+
+    /// Has the queues of a downstream be looked at no more, and forgets what was seen.
+    pub(super) fn leave(&self, downstream: &str) {
+        lock(&self.0.followed).remove(downstream);
+        let mut seen = lock(&self.0.seen);
+        seen.depths.remove(downstream);
+        seen.outdated.remove(downstream);
+        seen.declared.remove(downstream);
+    }
+
     /// Has the next sweep read the wait queues of a downstream, which were declared just now.
     pub(super) fn look_for_waits(&self, downstream: &str) {
         let mut seen = lock(&self.0.seen);
@@ -137,6 +153,9 @@ impl Depths {
         options: &Options,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + 'static {
+        for downstream in &options.downstreams {
+            self.follow(downstream.name.clone(), options.names().queue(downstream));
+        }
         Sweeper::new(self.clone(), options).run(current, stop)
     }
 }
@@ -225,6 +244,24 @@ struct Queues {
 }
 
 impl Queues {
+    fn new(downstream: &str, jobs: String, names: &Names, haste: u32, rung_unit: Duration) -> Self {
+        let queue = |name| Queue::new(name, haste);
+        Self {
+            downstream: downstream.to_owned(),
+            jobs: queue(jobs),
+            home: queue(names.home_queue(downstream)),
+            waits: names
+                .waits(downstream)
+                .map(|delay| WaitQueue {
+                    queue: Queue { name: delay.name, length: Length::seldom(haste) },
+                    stay: delay.rung.stay(rung_unit),
+                })
+                .collect(),
+            dead: queue(names.dead(downstream)),
+            gauges: Gauges::new(downstream),
+        }
+    }
+
     async fn look(&mut self, probe: &mut Probe<'_>) -> Result<Option<Depth>, Error> {
         self.jobs.look(probe).await?;
         self.home.look(probe).await?;
@@ -294,35 +331,35 @@ impl Probe<'_> {
 /// Looks at all queues, one after the other.
 struct Sweeper {
     depths: Depths,
-    downstreams: Vec<Queues>,
+    downstreams: BTreeMap<String, Queues>,
     unroutable: Queue,
+    names: Names,
     /// Divides the intervals.
     haste: u32,
+    /// The unit of the stay in a rung.
+    rung_unit: Duration,
 }
 
 impl Sweeper {
     fn new(depths: Depths, options: &Options) -> Self {
         let (names, haste) = (options.names(), options.haste.max(1));
-        let queue = |name| Queue::new(name, haste);
-        let queues = |downstream: &super::Downstream| Queues {
-            downstream: downstream.name.clone(),
-            jobs: queue(names.queue(downstream)),
-            home: queue(names.home_queue(&downstream.name)),
-            waits: names
-                .waits(&downstream.name)
-                .map(|delay| WaitQueue {
-                    queue: Queue { name: delay.name, length: Length::seldom(haste) },
-                    stay: delay.rung.stay(options.rung_unit),
-                })
-                .collect(),
-            dead: queue(names.dead(&downstream.name)),
-            gauges: Gauges::new(&downstream.name),
-        };
-        Self {
-            depths,
-            downstreams: options.downstreams.iter().map(queues).collect(),
-            unroutable: queue(names.unroutable()),
-            haste,
+        let unroutable = Queue::new(names.unroutable(), haste);
+        Self { depths, downstreams: BTreeMap::new(), unroutable, names, haste, rung_unit: options.rung_unit }
+    }
+
+    /// Takes in which downstreams there are now.
+    fn sync(&mut self) {
+        let followed = lock(&self.depths.0.followed).clone();
+        self.downstreams.retain(|name, queues| {
+            let stays = followed.get(name) == Some(&queues.jobs.name);
+            if !stays {
+                queues.gauges.show(None);
+            }
+            stays
+        });
+        for (name, queue) in followed {
+            let queues = self.downstreams.entry(name);
+            queues.or_insert_with_key(|name| Queues::new(name, queue, &self.names, self.haste, self.rung_unit));
         }
     }
 
@@ -330,6 +367,7 @@ impl Sweeper {
         let mut pace = interval(PACE / self.haste);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            self.sync();
             if !current.borrow().as_ref().is_some_and(|connection| connection.status().connected()) {
                 self.show_unknown();
             }
@@ -349,7 +387,7 @@ impl Sweeper {
 
     /// Has no lengths told, since those last seen may be long past.
     fn show_unknown(&self) {
-        self.downstreams.iter().for_each(|queues| queues.gauges.show(None));
+        self.downstreams.values().for_each(|queues| queues.gauges.show(None));
         let mut seen = lock(&self.depths.0.seen);
         seen.depths.clear();
         seen.unroutable = None;
@@ -360,7 +398,7 @@ impl Sweeper {
     /// # Errors
     /// The connection cannot be used.
     async fn sweep(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
-        for queues in &mut self.downstreams {
+        for queues in self.downstreams.values_mut() {
             {
                 let mut seen = lock(&self.depths.0.seen);
                 if seen.outdated.remove(&queues.downstream) {
@@ -383,7 +421,9 @@ impl Sweeper {
                 // They were changed while they were looked at.
                 depth.dead = None;
             }
-            match depth {
+            // It may have been left meanwhile.
+            let is_followed = lock(&self.depths.0.followed).contains_key(&queues.downstream);
+            match depth.filter(|_| is_followed) {
                 Some(depth) => drop(seen.depths.insert(queues.downstream.clone(), depth)),
                 None => drop(seen.depths.remove(&queues.downstream)),
             }

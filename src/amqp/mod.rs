@@ -5,8 +5,7 @@
 //! holders of messages no sign that these will be delivered again. Another one is opened for replies once there are any:
 //! producers choose the queues, and may choose one that costs the connection.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -42,6 +41,7 @@ mod budget;
 mod channels;
 mod check;
 mod connection;
+mod consumed;
 mod dead;
 mod depths;
 mod error;
@@ -78,7 +78,7 @@ mod weight;
 mod window;
 
 use attached::Attached;
-use budget::{Account, Budget};
+use consumed::{Consumed, Consumers, Running};
 use gate::Gate;
 use links::{Links, Route};
 use parking::{Parker, Parking};
@@ -164,21 +164,10 @@ pub struct Amqp {
     targets: [Targets; 2],
     replies: Arc<Replies>,
     links: Arc<Links>,
-    downstreams: BTreeMap<String, Consumed>,
+    consumers: Consumers,
     rungs: Arc<Rungs>,
     depths: Depths,
     subscribers: Subscribers,
-}
-
-/// A downstream that is consumed, or may be.
-#[derive(Debug)]
-struct Consumed {
-    /// Whether it is consumed.
-    attached: watch::Sender<bool>,
-    /// The account of the bytes that it holds.
-    account: Arc<Account>,
-    /// The slots of its queues, once it has a source.
-    slots: OnceLock<[Slot; 2]>,
 }
 
 /// The subscribers, and what looks at queues: all that use the consuming connection and end before it does.
@@ -228,14 +217,9 @@ impl Amqp {
     }
 
     fn idle(options: Options) -> Self {
-        let most: Vec<u64> = options.downstreams.iter().map(|d| d.prefetch_bytes).collect();
-        let accounts = Budget::new(options.window_bytes).open(&most);
-        let names = options.downstreams.iter().map(|d| d.name.clone());
         let targets = <[Targets; 2]>::default();
-        let consumed =
-            |account| Consumed { attached: watch::Sender::new(false), account, slots: OnceLock::new() };
         Self {
-            downstreams: names.zip(accounts.into_iter().map(consumed)).collect(),
+            consumers: Consumers::new(options.window_bytes, &options.downstreams),
             replies: Arc::new(Replies::new(options.address.clone(), targets[1].clone())),
             links: Arc::new(Links::new(options.address.clone())),
             options: Arc::new(options),
@@ -247,30 +231,62 @@ impl Amqp {
         }
     }
 
+    /// Adds downstreams, all at once or none; [`Amqp::source`] consumes each of them then.
+    ///
+    /// # Errors
+    /// There is one of such a name, which may still be ending.
+    pub fn add(&self, downstreams: &[Downstream]) -> Result<(), Error> {
+        self.consumers.add(downstreams)?;
+        for downstream in downstreams {
+            self.depths.follow(downstream.name.clone(), self.options.names().queue(downstream));
+        }
+        Ok(())
+    }
+
+    /// Consumes a downstream no more. Its source ends; its owner has settled all messages, or they are delivered again. Waits
+    /// until the broker has processed what was settled, and closes the channels. Returns false if that is not certain.
+    ///
+    /// Not cancel safe: without an end its channels stay open. Another downstream of this name may be added before the end.
+    pub async fn remove(&self, name: &str) -> bool {
+        let Some(Consumed { place, running, .. }) = self.consumers.take(name) else { return true };
+        self.depths.leave(name);
+        let flushed = match running {
+            Some(running) => running.end(&self.links.first().gate).await,
+            None => true,
+        };
+        self.rungs.forget(self.options.names().waits(name));
+        self.consumers.release(place);
+        flushed
+    }
+
     /// Starts to consume a downstream.
     ///
     /// # Errors
-    /// The options have no such downstream, it has a source already, or this is for publishing alone.
+    /// There is no such downstream, it has a source already, or this is for publishing alone.
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
-        let unknown = || Error::UnknownDownstream(downstream.to_owned());
-        let place = self.options.downstreams.iter().position(|d| d.name == downstream).ok_or_else(unknown)?;
-        let consumed =
-            self.downstreams.get(downstream).filter(|_| self.subscribers.consumes).ok_or_else(unknown)?;
-        let link = self.links.first();
+        if !self.subscribers.consumes {
+            return Err(Error::UnknownDownstream(downstream.to_owned()));
+        }
+        self.consumers.start(downstream, |consumed| self.consume(consumed))
+    }
+
+    /// Starts the tasks that consume a downstream.
+    fn consume(&self, consumed: &Consumed) -> (Running, AmqpSource) {
+        let (link, Consumed { downstream, place, attached, account, .. }) = (self.links.first(), consumed);
         let parking = Parking::start(Parker {
             options: Arc::clone(&self.options),
-            downstream: self.options.downstream(downstream)?.clone(),
+            downstream: downstream.clone(),
             publisher: self.publisher.clone(),
             current: link.current.clone(),
             rungs: Arc::clone(&self.rungs),
-            own: Own::new(&self.options, downstream, self.depths.clone()),
-            log: ticket::publish_log(downstream),
+            own: Own::new(&self.options, &downstream.name, self.depths.clone()),
+            log: ticket::publish_log(&downstream.name),
             misfits: Default::default(),
         });
         let closing = self.subscribers.closing.child_token();
         let unparker = Unparker {
             options: Arc::clone(&self.options),
-            downstream: downstream.to_owned(),
+            downstream: downstream.name.clone(),
             link: link.clone(),
             places: self.subscribers.unparking.clone(),
             depths: self.depths.clone(),
@@ -279,63 +295,52 @@ impl Amqp {
         };
         let settlement = Settlement {
             options: Arc::clone(&self.options),
-            downstream: self.options.downstream(downstream)?.clone(),
+            downstream: downstream.clone(),
             parking,
             publisher: self.publisher.clone(),
             replies: Arc::clone(&self.replies),
             current: link.current.clone(),
             gate: Arc::clone(&link.gate),
-            log: ticket::publish_log(downstream),
-            account: Arc::clone(&consumed.account),
+            log: ticket::publish_log(&downstream.name),
+            account: Arc::clone(account),
         };
         let slots = <[Slot; 2]>::default();
-        consumed.slots.set(slots.clone()).map_err(|_| Error::Consumed(downstream.to_owned()))?;
         let (subscribers, source) = source::open(
             Arc::new(settlement),
-            &Route::new(&self.links, place),
-            closing,
-            Attached::each(&consumed.attached),
-            slots,
+            &Route::new(&self.links, *place),
+            closing.clone(),
+            Attached::each(attached),
+            slots.clone(),
         );
-        subscribers.into_iter().for_each(|subscriber| drop(self.subscribers.tasks.spawn(subscriber.run())));
-        self.subscribers.unparkers.spawn(unparker.run());
-        Ok(source)
+        let subscribers = subscribers.map(|subscriber| self.subscribers.tasks.spawn(subscriber.run()));
+        let unparker = self.subscribers.unparkers.spawn(unparker.run());
+        (Running { slots, closing, subscribers, unparker }, source)
     }
 
     /// Waits until every downstream is consumed, all at the same time.
     ///
     /// Cancel safe. Never ends where a downstream has no source.
     pub async fn ready(&self) {
-        loop {
-            for consumed in self.downstreams.values() {
-                // The sender is our own, so it cannot be gone.
-                let _ = consumed.attached.subscribe().wait_for(|attached| *attached).await;
-            }
-            if self.is_ready() {
-                return;
-            }
-        }
+        self.consumers.ready().await;
     }
 
     /// True while this downstream is consumed.
     pub fn is_attached(&self, downstream: &str) -> bool {
-        self.downstreams.get(downstream).is_some_and(|consumed| *consumed.attached.borrow())
+        self.consumers.is_attached(downstream)
     }
 
     /// True while every downstream is consumed.
     pub fn is_ready(&self) -> bool {
-        self.downstreams.values().all(|consumed| *consumed.attached.borrow())
+        self.consumers.is_ready()
     }
 
     /// The state of the connections and the consumers, now and later.
     pub fn status(&self) -> Status {
-        let downstreams = self.downstreams.iter();
-        let attached = downstreams.map(|(name, consumed)| (name.clone(), consumed.attached.subscribe()));
         Status {
             address: self.options.address.to_string(),
             connections: self.links.connections(),
             targets: self.targets.to_vec(),
-            attached: attached.collect(),
+            attached: Arc::clone(&self.consumers.attached),
         }
     }
 
@@ -355,8 +360,8 @@ impl Amqp {
     /// Returns false if the broker had not processed all settlements by the end of `within`, or did not answer: then those that
     /// were not processed are lost, and their messages are delivered again.
     ///
-    /// Not cancel safe: a dropped future closes everything without waiting for the broker.
-    pub async fn shutdown(self, within: Duration) -> bool {
+    /// Not cancel safe: a dropped future closes everything without waiting for the broker, once the last handle is dropped.
+    pub async fn shutdown(&self, within: Duration) -> bool {
         self.subscribers.closing.cancel();
         self.subscribers.tasks.close();
         self.subscribers.unparkers.close();
@@ -364,9 +369,8 @@ impl Amqp {
         let mut flushed = false;
         let orderly = async {
             self.subscribers.tasks.wait().await;
-            let slots = self.downstreams.values().filter_map(|consumed| consumed.slots.get());
-            let flushes = slots.flatten().map(source::flush);
-            flushed = stream::iter(flushes)
+            let slots = self.consumers.slots();
+            flushed = stream::iter(slots.iter().map(source::flush))
                 .buffer_unordered(gate::PLACES)
                 .fold(true, async |all, flushed| all && flushed)
                 .await;

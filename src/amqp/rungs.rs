@@ -83,6 +83,12 @@ impl Rungs {
         Arc::clone(lock(&self.known).entry(name.to_owned()).or_default())
     }
 
+    /// Has these rungs ensured again: their downstream is not served any more, and its queues may be deleted.
+    pub(super) fn forget(&self, delays: impl Iterator<Item = Delay>) {
+        let mut known = lock(&self.known);
+        delays.for_each(|delay| drop(known.remove(&delay.name)));
+    }
+
     /// Has each rung ensured again, since one does not exist any more.
     pub(super) fn forget_all(&self) {
         lock(&self.known).clear();

@@ -12,6 +12,9 @@ use crate::lock::lock;
 /// Every connection that is kept up, with its purpose.
 pub(super) type ConnectionWatches = Arc<Mutex<Vec<(String, ConnectionWatch)>>>;
 
+/// Whether each downstream is consumed, by name.
+pub(super) type Attachments = Arc<Mutex<BTreeMap<String, watch::Receiver<bool>>>>;
+
 /// A view of the connections and the consumers that stays valid while [`super::Amqp`] shuts down.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
@@ -20,7 +23,7 @@ pub struct Status {
     pub(super) connections: ConnectionWatches,
     /// The queues that messages are being published to.
     pub(super) targets: Vec<Targets>,
-    pub(super) attached: BTreeMap<String, watch::Receiver<bool>>,
+    pub(super) attached: Attachments,
 }
 
 impl Status {
@@ -49,8 +52,8 @@ impl Status {
         self.targets.iter().flat_map(Targets::late).collect()
     }
 
-    /// The names of the downstreams, and whether each is consumed.
-    pub fn downstreams(&self) -> impl Iterator<Item = (&str, bool)> {
-        self.attached.iter().map(|(name, attached)| (name.as_str(), *attached.borrow()))
+    /// The names of the downstreams that there are now, in order, and whether each is consumed.
+    pub fn downstreams(&self) -> Vec<(String, bool)> {
+        lock(&self.attached).iter().map(|(name, attached)| (name.clone(), *attached.borrow())).collect()
     }
 }

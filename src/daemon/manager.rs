@@ -158,9 +158,10 @@ fn status(amqp: &Status) -> String {
     if let Some(trouble) = amqp.trouble() {
         return format!("waits for RabbitMQ: {trouble}");
     }
-    let (consumed, missing): (Vec<_>, Vec<_>) = amqp.downstreams().partition(|(_, attached)| *attached);
+    let downstreams = amqp.downstreams();
+    let (consumed, missing): (Vec<_>, Vec<_>) = downstreams.into_iter().partition(|(_, attached)| *attached);
     if !missing.is_empty() {
-        let names: Vec<&str> = missing.into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = missing.into_iter().map(|(name, _)| name).collect();
         return format!("waits for the queues of {}", names.join(", "));
     }
     format!("consumes jobs; downstreams: {}", consumed.len())

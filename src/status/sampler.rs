@@ -83,14 +83,8 @@ impl Sampler {
         if (self.time(now).0 - wall.0).abs() > CLOCK_SET.0 {
             self.anchor = (now, wall);
         }
-        let attached: BTreeMap<String, bool> = self
-            .shared
-            .parts
-            .broker
-            .status
-            .downstreams()
-            .map(|(name, attached)| (name.to_owned(), attached))
-            .collect();
+        let attached = self.shared.parts.broker.status.downstreams();
+        let attached: BTreeMap<String, bool> = attached.into_iter().collect();
         let mut summary = Summary::new(self.shared.parts.identity.clone(), self.millis(now));
         summary.amqp = self.shared.parts.broker.status.lost().is_empty();
         summary.store = lock(&self.shared.known).store_error.is_none();

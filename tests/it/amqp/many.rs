@@ -156,3 +156,49 @@ async fn is_exchange(url: &str, name: &str) -> bool {
     let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
     channel.exchange_declare(name.into(), ExchangeKind::Topic, passive, FieldTable::default()).await.is_ok()
 }
+
+/// Those that come are consumed beside the others. Those that go leave no channel, and give back what they have not settled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_that_come_and_go_leave_nothing_behind() {
+    const STAY: usize = 2;
+    let rabbit = shared().await;
+    let url = vhost(rabbit, "come").await;
+    let mut options = many(&url, "come");
+    let more = options.downstreams.split_off(STAY);
+    let amqp = Amqp::start(options.clone());
+    let _stay: Vec<_> = options.downstreams.iter().map(|one| amqp.source(&one.name).unwrap()).collect();
+    within("those that stay", amqp.ready()).await;
+    for round in 0..3 {
+        amqp.add(&more).unwrap();
+        assert!(amqp.add(&more[..1]).is_err(), "it is there already");
+        let mut sources: Vec<_> = more.iter().map(|one| amqp.source(&one.name).unwrap()).collect();
+        within("all", amqp.ready()).await;
+        assert_eq!((attached(&amqp), amqp.status().downstreams().len()), (ALL, ALL));
+        if round == 0 {
+            let jobs = crate::support::publish::Job::many("job", 2);
+            crate::support::publish::publish_to(&url, "come.jobs", &more[0].name, jobs).await;
+        }
+        // One of two is settled in the first round, and the other one in the second.
+        let mut held = match round {
+            0 => take(&mut sources[0], 2).await,
+            1 => take(&mut sources[0], 1).await,
+            _ => Vec::new(),
+        };
+        held.drain(..held.len().min(1)).for_each(ack);
+        drop(sources);
+        for downstream in &more {
+            assert!(within("the end", amqp.remove(&downstream.name)).await);
+        }
+        assert_eq!(amqp.status().downstreams().len(), STAY);
+        assert!(amqp.is_ready() && amqp.source(&more[0].name).is_err());
+        until("the channels of those that stay", async || channels(rabbit, "come").await == [1; 2 * STAY])
+            .await;
+        drop(held);
+    }
+    let (_connection, channel) = open(&url).await;
+    let jobs = format!("come.jobs.{}", more[0].name);
+    let queue =
+        channel.queue_declare(jobs.into(), QueueDeclareOptions::default().passive(), FieldTable::default());
+    assert_eq!(queue.await.unwrap().message_count(), 0, "both were settled");
+    assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
+}
