@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use paced::amqp::Status;
-use paced::dispatch::{Binding, View};
+use paced::dispatch::Binding;
 use paced::lock::lock;
 use paced::store::{BoxFuture, Store};
 use paced::{StoreError, failpoint, metric};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
+
+use crate::status::Dispatchers;
 
 /// The time-out for an answer of the store, below the second that Kubernetes gives a probe by default.
 const STORE_TIMEOUT: Duration = Duration::from_millis(750);
@@ -58,12 +60,18 @@ impl Stuck {
         !lock(&self.0).is_empty()
     }
 
-    pub(crate) fn insert(&self, downstream: &str) {
-        lock(&self.0).insert(downstream.to_owned());
+    /// Returns whether it is new.
+    pub(crate) fn insert(&self, downstream: &str) -> bool {
+        lock(&self.0).insert(downstream.to_owned())
     }
 
-    pub(crate) fn remove(&self, downstream: &str) {
-        lock(&self.0).remove(downstream);
+    /// Returns whether it was one of them.
+    pub(crate) fn remove(&self, downstream: &str) -> bool {
+        lock(&self.0).remove(downstream)
+    }
+
+    pub(crate) fn retain(&self, is_there: impl FnMut(&String) -> bool) {
+        lock(&self.0).retain(is_there);
     }
 
     pub(crate) fn clear(&self) {
@@ -115,8 +123,8 @@ pub(crate) trait Checks: Send + Sync + 'static {
 pub(crate) struct Readiness {
     pub(crate) amqp: Status,
     pub(crate) store: Arc<StoreProbe>,
-    /// The dispatcher of each downstream.
-    pub(crate) views: BTreeMap<String, View>,
+    /// The dispatcher of each downstream, now and later.
+    pub(crate) dispatchers: Dispatchers,
     pub(crate) missing: Missing,
     pub(crate) stuck: Stuck,
     /// Cancelled when the daemon stops.
@@ -130,10 +138,12 @@ impl Checks for Readiness {
             let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
             let queues = self.amqp.downstreams();
             let queues = || queues.iter().map(|(name, attached)| (name.as_str(), *attached));
-            let missing = self.missing.lasting(queues(), Instant::now());
+            let (missing, dispatchers) =
+                (self.missing.lasting(queues(), Instant::now()), self.dispatchers.all());
             checks.extend(queues().map(|(name, attached)| {
-                let has_terms =
-                    self.views.get(name).is_none_or(|view| view.snapshot().binding != Binding::Terms);
+                let has_terms = dispatchers
+                    .get(name)
+                    .is_none_or(|dispatcher| dispatcher.view.snapshot().binding != Binding::Terms);
                 let verdict = match (attached, has_terms) {
                     (false, _) if missing.contains(name) => Err(MISSING.to_owned()),
                     (false, _) => Err("its queue is not consumed".to_owned()),
@@ -178,14 +188,14 @@ impl Ping for Arc<dyn Store> {
 /// the store.
 pub(crate) struct StoreProbe {
     store: Box<dyn Ping>,
-    downstreams: Vec<String>,
+    dispatchers: Dispatchers,
     last: Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
 impl StoreProbe {
-    /// `downstreams` are those whose `paced_store_connected` is set by the answers.
-    pub(crate) fn new(store: impl Ping + 'static, downstreams: Vec<String>) -> Self {
-        Self { store: Box::new(store), downstreams, last: Mutex::default() }
+    /// The answers set `paced_store_connected` of the downstreams that are served.
+    pub(crate) fn new(store: impl Ping + 'static, dispatchers: Dispatchers) -> Self {
+        Self { store: Box::new(store), dispatchers, last: Mutex::default() }
     }
 
     /// Whether the store answers; the error says why not. Requests at the same time share one call.
@@ -205,7 +215,7 @@ impl StoreProbe {
         let was_there = last.as_ref().is_some_and(|(_, verdict)| verdict.is_ok());
         // A store that answers may still refuse to reserve, so the gauge then keeps the value that the calls set.
         if verdict.is_err() || !was_there {
-            for name in &self.downstreams {
+            for name in self.dispatchers.all().keys() {
                 let gauge = metrics::gauge!(metric::STORE_CONNECTED.name, "downstream" => name.clone());
                 gauge.set(if verdict.is_ok() { 1.0 } else { 0.0 });
             }
@@ -248,7 +258,7 @@ mod tests {
     fn probe(after: u64, error: Option<StoreError>) -> (Arc<Pinged>, StoreProbe) {
         let after = Duration::from_millis(after);
         let store = Arc::new(Pinged { after, error, count: AtomicU32::new(0) });
-        (Arc::clone(&store), StoreProbe::new(store, Vec::new()))
+        (Arc::clone(&store), StoreProbe::new(store, Dispatchers::default()))
     }
 
     #[test]

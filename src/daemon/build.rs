@@ -1,6 +1,5 @@
 //! Builds a daemon, and starts it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,14 +26,14 @@ use super::secrets::{Clients, Secrets};
 use super::tokens::TokenFiles;
 use super::{liveness, parts};
 use crate::admin::{self, Access, Api, Letters, Missing, Operations, Readiness, Seeker, StoreProbe, Stuck};
-use crate::status::{self, Identity, Observer};
+use crate::status::{self, Dispatchers, Handle, Identity, Observer};
 use crate::telemetry::Exporter;
 
 /// A daemon that is built: its address for probes is bound, nothing is connected, and none of its tasks runs.
 pub(crate) struct Daemon {
     settings: Settings,
     store: Arc<dyn Store>,
-    dispatchers: Dispatchers,
+    dispatchers: Built,
     broker: amqp::Options,
     /// Who may do what with the admin server, and the server, if there is an address for it.
     access: Arc<Access>,
@@ -51,7 +50,7 @@ struct BoundServer {
 }
 
 /// The dispatchers, each with the name of its downstream.
-type Dispatchers = Vec<(String, Dispatcher)>;
+type Built = Vec<(String, Dispatcher)>;
 
 impl Daemon {
     /// Builds all parts. `loaded` was read from `sources`, which are read again at SIGHUP.
@@ -87,14 +86,13 @@ impl Daemon {
         let Self { settings, store, dispatchers, broker, access, server, live, followed } = self;
         let manager = Manager::from_env();
         let (amqp, stop) = (Amqp::start(broker.clone()), CancellationToken::new());
-        let by_name = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.view());
-        let views: BTreeMap<_, _> = dispatchers.iter().map(by_name).collect();
-        let control = |(name, dispatcher): &(String, Dispatcher)| (name.clone(), dispatcher.control());
-        let controls: Vec<_> = dispatchers.iter().map(control).collect();
+        let handles = Dispatchers::default();
+        for (name, dispatcher) in &dispatchers {
+            handles.insert(name.clone(), Handle::of(dispatcher, stop.child_token()));
+        }
         let observer = Observer::start(status::Parts {
             identity: identity(),
-            views: views.clone(),
-            peers: dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.peers())).collect(),
+            dispatchers: handles.clone(),
             broker: status::Broker {
                 status: amqp.status(),
                 depths: amqp.depths(),
@@ -104,17 +102,17 @@ impl Daemon {
             store_kind: store_kind(&settings),
             terms: live.terms(),
             can_change: access.can_change(),
-            asks: status::Asks::new(controls.clone()),
+            asks: status::Asks::new(handles.clone()),
         });
         let operations = Operations::new(Arc::clone(&store), live.terms());
-        let seeker = Seeker::new(controls.clone());
+        let seeker = Seeker::new(handles.clone());
         let api = Api::new(operations, observer.watch(), Letters::new(broker), seeker);
-        let probe = Arc::new(StoreProbe::new(store, settings.downstreams.into_keys().collect()));
+        let probe = Arc::new(StoreProbe::new(store, handles.clone()));
         let stuck = Stuck::default();
         let readiness = Readiness {
             amqp: amqp.status(),
             store: Arc::clone(&probe),
-            views,
+            dispatchers: handles.clone(),
             missing: Missing::default(),
             stuck: stuck.clone(),
             draining: stop.clone(),
@@ -125,8 +123,8 @@ impl Daemon {
             let source = amqp.source(&name).map_err(|error| Error::failed("no source of jobs", error))?;
             running.spawn(dispatcher.run(source, stop.clone()));
         }
-        tokio::spawn(liveness::watch(stuck, controls.clone(), stop.clone()));
-        manager.watch(amqp.status(), controls, stop.clone());
+        tokio::spawn(liveness::watch(stuck, handles.clone(), stop.clone()));
+        manager.watch(amqp.status(), handles, stop.clone());
         Ok(Running { dispatchers: running, amqp, observer, server, probe, stop, live, followed, manager })
     }
 }
@@ -209,7 +207,7 @@ fn dispatchers(
     settings: &Settings,
     store: &Arc<dyn Store>,
     handles: &mut Handles,
-) -> Result<(Dispatchers, Secrets), Error> {
+) -> Result<(Built, Secrets), Error> {
     let (mut targets, mut clients) = (Vec::new(), Clients::default());
     let clock = parts::clock(settings.precision);
     let mut dispatchers = Vec::with_capacity(settings.downstreams.len());

@@ -5,12 +5,12 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use paced::dispatch::Control;
 use paced::failpoint;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Stuck;
+use crate::status::{Dispatchers, Handle};
 
 /// How long the loop of a dispatcher has not run before it counts as stuck. It runs within milliseconds, also while the
 /// broker, the store or the API does not answer, or a limit holds all jobs.
@@ -19,29 +19,40 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// How long after a turn the next one is asked for.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Asks these dispatchers for turns until `stop`, and keeps in `stuck` those that take none. While they drain they take none,
-/// and none counts as stuck.
-pub(super) async fn watch(stuck: Stuck, controls: Vec<(String, Control)>, stop: CancellationToken) {
-    let watches = join_all(controls.iter().map(|(name, control)| watch_one(&stuck, name, control)));
-    stop.run_until_cancelled(watches).await;
+/// Asks the dispatchers that there are for turns until `stop`, and keeps in `stuck` those that take none. While they drain they
+/// take none, and none counts as stuck.
+pub(super) async fn watch(stuck: Stuck, dispatchers: Dispatchers, stop: CancellationToken) {
+    stop.run_until_cancelled(watch_all(&stuck, &dispatchers)).await;
     stuck.clear();
 }
 
-async fn watch_one(stuck: &Stuck, name: &str, control: &Control) -> Infallible {
-    let within = failpoint::interval(LONGEST);
+async fn watch_all(stuck: &Stuck, dispatchers: &Dispatchers) -> Infallible {
     loop {
-        if timeout(within, control.turn()).await.is_err() {
-            stuck.insert(name);
-            tracing::error!(
-                downstream = name,
-                ?within,
-                "the dispatcher is stuck: its loop has not run for this long; /livez fails until it does"
-            );
-            control.turn().await;
-            stuck.remove(name);
+        let all = dispatchers.all();
+        // One may have been removed while it was stuck.
+        stuck.retain(|name| all.contains_key(name));
+        join_all(all.iter().map(|(name, dispatcher)| watch_one(stuck, name, dispatcher))).await;
+        // The next round has the dispatchers that there are then.
+        drop(all);
+        sleep(failpoint::interval(PAUSE)).await;
+    }
+}
+
+async fn watch_one(stuck: &Stuck, name: &str, Handle { control, end, .. }: &Handle) {
+    let within = failpoint::interval(LONGEST);
+    match end.run_until_cancelled(timeout(within, control.turn())).await {
+        Some(Err(_)) if stuck.insert(name) => tracing::error!(
+            downstream = name,
+            ?within,
+            "the dispatcher is stuck: its loop has not run for this long; /livez fails until it does"
+        ),
+        Some(Err(_)) => {}
+        Some(Ok(())) if stuck.remove(name) => {
             tracing::warn!(downstream = name, "the dispatcher runs again");
         }
-        sleep(failpoint::interval(PAUSE)).await;
+        // It has run, or it is to end.
+        Some(Ok(())) => {}
+        None => _ = stuck.remove(name),
     }
 }
 
@@ -69,9 +80,10 @@ mod tests {
         // It is never run.
         let downstream = ("a", &settings.downstreams["a"]);
         let built = parts::dispatcher(&settings, downstream, parts::Shared::default(), store, clock).unwrap();
-        let controls = vec![("a".to_owned(), built.0.control())];
-        let (stuck, stop) = (Stuck::default(), CancellationToken::new());
-        let watching = tokio::spawn(watch(stuck.clone(), controls, stop.clone()));
+        let (stuck, stop, end) = (Stuck::default(), CancellationToken::new(), CancellationToken::new());
+        let dispatchers = Dispatchers::default();
+        dispatchers.insert("a".to_owned(), Handle::of(&built.0, end));
+        let watching = tokio::spawn(watch(stuck.clone(), dispatchers, stop.clone()));
         sleep(LONGEST - Duration::from_secs(1)).await;
         assert!(!stuck.is_any(), "it may be busy");
         sleep(Duration::from_secs(2)).await;

@@ -1,6 +1,7 @@
 //! Notifications to the service manager (`sd_notify(3)`): jobs are consumed, a reload is under way, the daemon ends, and
 //! regularly that its loops still run. Without `NOTIFY_SOCKET` there are none.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +9,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use paced::amqp::Status;
-use paced::dispatch::Control;
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
+
+use crate::status::{Dispatchers, Handle};
 
 /// How many messages wait for a manager that reads slowly.
 const QUEUE: usize = 16;
@@ -83,7 +85,7 @@ impl Manager {
     /// Until `stop`, sends the status of the daemon. At half of the time that the manager allows, it also notifies the
     /// manager that the runtime and all of these dispatchers run. If one of them does not, there is no such message, and
     /// the manager restarts the daemon.
-    pub(super) fn watch(&self, amqp: Status, controls: Vec<(String, Control)>, stop: CancellationToken) {
+    pub(super) fn watch(&self, amqp: Status, dispatchers: Dispatchers, stop: CancellationToken) {
         if self.messages.is_none() {
             return;
         }
@@ -91,11 +93,11 @@ impl Manager {
         let every = watched.map_or(UNWATCHED, |period| (period / 2).max(SHORTEST));
         let manager = self.clone();
         tokio::spawn(async move {
-            stop.run_until_cancelled(manager.beat(every, &amqp, &controls)).await;
+            stop.run_until_cancelled(manager.beat(every, &amqp, &dispatchers)).await;
         });
     }
 
-    async fn beat(&self, every: Duration, amqp: &Status, controls: &[(String, Control)]) {
+    async fn beat(&self, every: Duration, amqp: &Status, dispatchers: &Dispatchers) {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_status = String::new();
@@ -106,7 +108,7 @@ impl Manager {
                 self.notify(Message::Status(status.clone()));
                 last_status = status;
             }
-            if all_turn(controls, every).await {
+            if all_turn(&dispatchers.all(), every).await {
                 self.notify_repeatedly(Message::Turning);
                 // The broker may be away for as long as it takes: waiting for it is no failed start.
                 if !self.is_ready.load(Ordering::Relaxed) {
@@ -138,10 +140,11 @@ impl Manager {
     }
 }
 
-/// Whether each of these dispatchers takes a turn within this time; those that do not are logged.
-async fn all_turn(controls: &[(String, Control)], within: Duration) -> bool {
-    let turns = controls.iter().map(|(name, control)| async move {
-        let turned = timeout(within, control.turn()).await.is_ok();
+/// Whether each of these dispatchers takes a turn within this time, or is to end; those that do not are logged.
+async fn all_turn(dispatchers: &BTreeMap<String, Handle>, within: Duration) -> bool {
+    let turns = dispatchers.iter().map(|(name, Handle { control, end, .. })| async move {
+        let turn = end.run_until_cancelled(timeout(within, control.turn())).await;
+        let turned = turn.is_none_or(|turn| turn.is_ok());
         if !turned {
             tracing::error!(
                 downstream = name,
@@ -234,20 +237,24 @@ mod tests {
         // It is never run.
         let downstream = ("a", &settings.downstreams["a"]);
         let built = parts::dispatcher(&settings, downstream, parts::Shared::default(), store, clock).unwrap();
-        let controls = vec![("a".to_owned(), built.0.control())];
+        let dispatchers = Dispatchers::default();
+        dispatchers.insert("a".to_owned(), Handle::of(&built.0, CancellationToken::new()));
         let (messages, mut queue) = mpsc::channel(QUEUE);
         let manager = Manager { messages: Some(messages), is_ready: Arc::default() };
         let amqp = Status::default();
-        assert!(timeout(Duration::from_secs(60), manager.beat(UNWATCHED, &amqp, &controls)).await.is_err());
+        assert!(
+            timeout(Duration::from_secs(60), manager.beat(UNWATCHED, &amqp, &dispatchers)).await.is_err()
+        );
         assert_eq!(queue.try_recv(), Ok(Message::Status("consumes jobs; downstreams: 0".to_owned())));
         assert!(queue.try_recv().is_err());
         // If none is stuck, the manager is notified; the start may last, until it is over.
-        assert!(timeout(UNWATCHED / 2, manager.beat(UNWATCHED, &amqp, &[])).await.is_err());
+        let none = Dispatchers::default();
+        assert!(timeout(UNWATCHED / 2, manager.beat(UNWATCHED, &amqp, &none)).await.is_err());
         assert!(matches!(queue.try_recv(), Ok(Message::Status(_))));
         assert_eq!(queue.try_recv(), Ok(Message::Turning));
         assert_eq!(queue.try_recv(), Ok(Message::Extend(UNWATCHED * 4)));
         manager.ready();
-        assert!(timeout(UNWATCHED / 2, manager.beat(UNWATCHED, &amqp, &[])).await.is_err());
+        assert!(timeout(UNWATCHED / 2, manager.beat(UNWATCHED, &amqp, &none)).await.is_err());
         assert_eq!(queue.try_recv(), Ok(Message::Ready));
         assert!(matches!(queue.try_recv(), Ok(Message::Status(_))));
         assert_eq!(queue.try_recv(), Ok(Message::Turning));

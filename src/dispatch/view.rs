@@ -227,6 +227,11 @@ impl View {
         Arc::clone(&self.latest.borrow())
     }
 
+    /// Whether both are views of one dispatcher.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.totals, &other.totals)
+    }
+
     /// What was counted since the dispatcher was made.
     pub fn totals(&self) -> &Totals {
         &self.totals

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use paced::api::Millis;
 use paced::api::find::{Job, Parked};
-use paced::dispatch::{Control, FoundJob, JobPlace, ParkedJob};
+use paced::dispatch::{FoundJob, JobPlace, ParkedJob};
 use paced::lock::lock;
 use paced::time::{Micros, wall_now};
 use tokio::time::{Instant, timeout};
 
+use super::dispatchers::Dispatchers;
 use super::summary::{Answer, Asked, Question, Summary};
 
 /// The most questions that are answered at a time: each replica has one at most, while somebody looks for a job there.
@@ -30,8 +31,8 @@ const MOST_JOBS: usize = 10;
 /// The questions and answers of this replica.
 #[derive(Default)]
 pub(crate) struct Asks {
-    /// The dispatchers that are asked, each by the name of its downstream.
-    controls: BTreeMap<String, Control>,
+    /// The dispatchers that are asked.
+    dispatchers: Dispatchers,
     asked: Mutex<Asked>,
 }
 
@@ -43,9 +44,9 @@ pub(super) struct Asking<'a> {
 }
 
 impl Asks {
-    /// Asks the dispatchers of these handles for others.
-    pub(crate) fn new(controls: impl IntoIterator<Item = (String, Control)>) -> Self {
-        Self { controls: controls.into_iter().collect(), asked: Mutex::default() }
+    /// Asks these dispatchers for others.
+    pub(crate) fn new(dispatchers: Dispatchers) -> Self {
+        Self { dispatchers, asked: Mutex::default() }
     }
 
     /// What is to be in the summary of this replica.
@@ -86,7 +87,7 @@ impl Asks {
     }
 
     async fn find(&self, to: &str, question: &Question) -> Option<Answer> {
-        let control = self.controls.get(&question.downstream)?;
+        let control = self.dispatchers.all().get(&question.downstream)?.control.clone();
         let found = timeout(ANSWER_TIMEOUT, control.find(&question.id)).await.ok()?;
         let clock = (Instant::now(), wall_now());
         Some(Answer {

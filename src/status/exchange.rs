@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::dispatchers::Handle;
 use super::fleet;
 use super::known::{COUNT_AGE, Known, MAX_RECORD_AGE, Record};
 use super::orphans::{Orphans, UNSERVED};
@@ -179,7 +180,9 @@ impl Exchange {
         let mut others: Vec<Summary> = others.collect();
         self.log_silent(&others);
         others.retain(|other| !other.has_ended);
-        for (name, peers) in &self.shared.parts.peers {
+        let dispatchers = self.shared.parts.dispatchers.all();
+        self.counts.retain(|name, _| dispatchers.contains_key(name));
+        for (name, Handle { peers, .. }) in &*dispatchers {
             let others = others.iter().filter(|other| other.downstreams.contains_key(name)).count();
             let replicas = u32::try_from(others + 1).unwrap_or(u32::MAX);
             peers.tell(self.counts.entry(name.clone()).or_default().last_high(replicas, Instant::now()));
@@ -212,9 +215,10 @@ impl Exchange {
     fn log_strays(&mut self) {
         let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
         let replicas: Vec<&Summary> = known.others.summaries.iter().chain([&*own]).collect();
-        let views = self.shared.parts.views.iter();
-        let strays: BTreeMap<&str, HashSet<String>> = views
-            .filter_map(|(name, view)| {
+        let dispatchers = self.shared.parts.dispatchers.all();
+        let strays: BTreeMap<&str, HashSet<String>> = dispatchers
+            .iter()
+            .filter_map(|(name, Handle { view, .. })| {
                 let in_force = view.snapshot().terms.fingerprint?;
                 Some((name.as_str(), fleet::strays(name, in_force, &replicas).into_iter().collect()))
             })
@@ -248,7 +252,8 @@ impl Exchange {
     }
 
     async fn report_served(&self, recalled: &[Unserved]) -> Result<ServedReply, String> {
-        let names: Vec<&str> = self.shared.parts.views.keys().map(String::as_str).collect();
+        let dispatchers = self.shared.parts.dispatchers.all();
+        let names: Vec<&str> = dispatchers.keys().map(String::as_str).collect();
         let mut batches: Vec<&[&str]> = names.chunks(MAX_SERVED_BATCH).collect();
         if batches.is_empty() {
             // A replica without downstreams reads which ones nobody serves too.
@@ -290,7 +295,8 @@ impl Exchange {
     }
 
     async fn peek_one(&self, name: String) {
-        let snapshot = self.shared.parts.views.get(&name).map(paced::dispatch::View::snapshot);
+        let snapshot =
+            self.shared.parts.dispatchers.all().get(&name).map(|dispatcher| dispatcher.view.snapshot());
         let changes = lock(&self.shared.known).changes(&name);
         let Some(limits) = snapshot.and_then(|snapshot| countable(&snapshot)) else {
             return lock(&self.shared.known).on_left(name, changes, Vec::new());
@@ -313,8 +319,10 @@ impl Exchange {
                 let counted = known.parked.get(name);
                 counted.is_none_or(|counted| counted.at.elapsed() > failpoint::interval(COUNT_AGE))
             };
-            let views = self.shared.parts.views.iter();
-            let taken = views.map(|(name, view)| (name.clone(), view.totals().take_parked()));
+            let dispatchers = self.shared.parts.dispatchers.all();
+            let taken = dispatchers
+                .iter()
+                .map(|(name, dispatcher)| (name.clone(), dispatcher.view.totals().take_parked()));
             let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, change)| !change.is_empty());
             let asked = others.into_iter().filter(|(name, _)| asks && is_old(name)).take(MAX_CALLS);
             moved.into_iter().chain(asked).collect()
@@ -337,8 +345,11 @@ impl Exchange {
             let counted = Counted::new(jobs, groups.unwrap_or_default());
             lock(&self.shared.known).parked.insert(name.clone(), counted);
         }
-        if let Some(view) = self.shared.parts.views.get(&name).filter(|_| !change.is_empty()) {
-            view.totals().put_back_parked(&change);
+        if change.is_empty() {
+            return;
+        }
+        if let Some(dispatcher) = self.shared.parts.dispatchers.all().get(&name) {
+            dispatcher.view.totals().put_back_parked(&change);
         }
     }
 
@@ -350,9 +361,10 @@ impl Exchange {
         read_at: impl Fn(&Known, &str) -> Option<Instant>,
     ) -> Vec<String> {
         let known = lock(&self.shared.known);
-        let views = self.shared.parts.views.iter();
-        let mut wanted: Vec<&String> = views
-            .filter(|(name, view)| is_wanted(&known, name, &view.snapshot()))
+        let dispatchers = self.shared.parts.dispatchers.all();
+        let mut wanted: Vec<&String> = dispatchers
+            .iter()
+            .filter(|(name, dispatcher)| is_wanted(&known, name, &dispatcher.view.snapshot()))
             .map(|(name, _)| name)
             .collect();
         wanted.sort_by_key(|name| read_at(&known, name));

@@ -84,6 +84,10 @@ impl Progress {
     /// The releases up to `until` that are not in the history yet, by the latest summary and the one before it.
     pub(super) fn step(&mut self, until: Millis, reported_at: Millis, reported: u64) -> u64 {
         let millis = |span: Millis| u64::try_from(span).unwrap_or_default();
+        if reported < self.reported {
+            // The dispatcher was replaced, and the new one counts from 0.
+            (self.reported, self.counted) = (0, 0);
+        }
         // Others may report anything.
         let span = reported_at.saturating_sub(self.reported_at).min(MAX_SPAN);
         let by = match span {
@@ -226,6 +230,14 @@ mod tests {
         assert_eq!(progress.step(90_000, 6_000, 60), 40, "a second ahead at most");
         assert_eq!(progress.step(90_000, 7_000, 60), 0, "what was counted too early is not counted again");
         assert_eq!(progress.step(0, 90_000, 70), 0);
+    }
+
+    #[test]
+    fn a_dispatcher_that_is_replaced_counts_from_0() {
+        let mut progress = Progress::new(1_000, 1_000);
+        assert_eq!(progress.step(3_000, 3_000, 1_100), 100);
+        assert_eq!(progress.step(5_000, 5_000, 20), 20);
+        assert_eq!(progress.step(7_000, 7_000, 50), 30);
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 mod asks;
 mod binding_log;
+mod dispatchers;
 mod exchange;
 mod fleet;
 mod known;
@@ -30,6 +31,7 @@ mod summary;
 pub(crate) mod words;
 
 pub(crate) use asks::{Asks, shown_job, shown_parked};
+pub(crate) use dispatchers::{Dispatchers, Handle};
 pub(crate) use observer::{Observer, Watch};
 pub(crate) use orphans::UNSERVED;
 pub(crate) use shared::{Broker, OwnTerms, Parts};

@@ -122,7 +122,7 @@ impl Watch {
         let since = self.0.watched_since();
         loop {
             let records = lock(&self.0.known).fresh_records(since);
-            let is_whole = self.0.parts.views.keys().all(|name| records.contains_key(name));
+            let is_whole = self.0.parts.dispatchers.all().keys().all(|name| records.contains_key(name));
             if is_whole || Instant::now() >= end {
                 return records;
             }
@@ -135,7 +135,8 @@ impl Watch {
     /// About when this number of jobs of a downstream have gone, over all replicas, by its own limits; `None` where nobody can tell,
     /// as in a pause.
     pub(crate) fn gone_at(&self, downstream: &Downstream, jobs: u64, now: Millis) -> Option<Millis> {
-        let view = self.0.parts.views.get(&downstream.name)?;
+        let all = self.0.parts.dispatchers.all();
+        let view = &all.get(&downstream.name)?.view;
         gone_at(downstream, &view.snapshot(), jobs, now)
     }
 
@@ -218,6 +219,8 @@ mod tests {
     use tokio::time::advance;
 
     use super::super::asks::Asks;
+    use super::super::dispatchers::tests::dispatcher;
+    use super::super::dispatchers::{Dispatchers, Handle};
     use super::super::known::Record;
     use super::super::shared::{Broker, LOOKING};
     use super::super::summary::Identity;
@@ -233,9 +236,11 @@ mod tests {
             summary.downstreams.insert(has.to_owned(), super::super::summary::Own::default());
             store.leave_summary(id, &summary.text(), Duration::from_secs(60)).await.unwrap();
         }
-        let peers = paced::dispatch::Peers::default();
-        let observer =
-            Observer::start(Parts { peers: [("billing".to_owned(), peers.clone())].into(), ..parts(&store) });
+        let (dispatchers, dispatcher) = (Dispatchers::default(), dispatcher("billing"));
+        let handle = Handle::of(&dispatcher, CancellationToken::new());
+        let peers = handle.peers.clone();
+        dispatchers.insert("billing".to_owned(), handle);
+        let observer = Observer::start(Parts { dispatchers, ..parts(&store) });
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(peers.count(), 3, "with this one, in the first round");
         observer.stop().await;
@@ -293,8 +298,7 @@ mod tests {
     fn parts(store: &Arc<dyn Store>) -> Parts {
         Parts {
             identity: Identity { id: "me".to_owned(), ..Identity::default() },
-            views: BTreeMap::new(),
-            peers: BTreeMap::new(),
+            dispatchers: Dispatchers::default(),
             broker: Broker {
                 status: paced::amqp::Status::default(),
                 depths: paced::amqp::Depths::default(),

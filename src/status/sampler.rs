@@ -15,6 +15,7 @@ use paced::time::{Micros, wall_now};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::binding_log::{self, BindingLog};
+use super::dispatchers::Handle;
 use super::fleet::Progress;
 use super::rates::{Rates, Step};
 use super::shared::Shared;
@@ -55,15 +56,24 @@ struct Sampled {
 
 impl Sampler {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let now = Instant::now();
-        let downstreams = shared.parts.views.iter().map(|(name, view)| {
-            let snapshot = view.snapshot();
-            let limits = snapshot.limits().flat_map(|(_, set)| set.iter()).map(paced::limit::Limit::name);
-            let log = BindingLog::new(name, limits, now);
-            (name.clone(), Sampled { view: view.clone(), rates: Rates::default(), log })
+        let anchor = (Instant::now(), wall_now());
+        let mut sampler =
+            Self { shared, anchor, downstreams: BTreeMap::new(), progress: BTreeMap::new(), samples: 0 };
+        sampler.sync(anchor.0);
+        sampler
+    }
+
+    /// Takes in which dispatchers there are now.
+    fn sync(&mut self, now: Instant) {
+        let dispatchers = self.shared.parts.dispatchers.all();
+        self.downstreams.retain(|name, sampled| {
+            dispatchers.get(name).is_some_and(|dispatcher| dispatcher.view.is_same(&sampled.view))
         });
-        let downstreams = downstreams.collect();
-        Self { shared, anchor: (now, wall_now()), downstreams, progress: BTreeMap::new(), samples: 0 }
+        for (name, Handle { view, .. }) in &*dispatchers {
+            if !self.downstreams.contains_key(name) {
+                self.downstreams.insert(name.clone(), Sampled::new(name, view, now));
+            }
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -79,6 +89,7 @@ impl Sampler {
     }
 
     fn sample(&mut self, now: Instant) {
+        self.sync(now);
         let wall = wall_now();
         if (self.time(now).0 - wall.0).abs() > CLOCK_SET.0 {
             self.anchor = (now, wall);
@@ -129,7 +140,9 @@ impl Sampler {
         }
         let ids: Vec<&str> =
             known.others.summaries.iter().chain([&*own]).map(|summary| summary.replica.id.as_str()).collect();
-        self.progress.retain(|(id, _), _| ids.contains(&id.as_str()));
+        let downstreams = &self.downstreams;
+        self.progress.retain(|(id, name), _| ids.contains(&id.as_str()) && downstreams.contains_key(name));
+        history.retain(|name, _| downstreams.contains_key(name));
         *lock(&self.shared.stepped_at) = until;
     }
 
@@ -148,6 +161,13 @@ fn time((instant, wall): (Instant, Micros), at: Instant) -> Micros {
 }
 
 impl Sampled {
+    fn new(name: &str, view: &View, now: Instant) -> Self {
+        let snapshot = view.snapshot();
+        let limits = snapshot.limits().flat_map(|(_, set)| set.iter()).map(paced::limit::Limit::name);
+        let log = BindingLog::new(name, limits, now);
+        Self { view: view.clone(), rates: Rates::default(), log }
+    }
+
     fn sample(&mut self, name: &str, now: Instant, is_attached: bool, anchor: (Instant, Micros)) -> Own {
         let (snapshot, totals) = (self.view.snapshot(), self.view.totals());
         self.rates.sample(now, totals.released(), || [totals.lateness(), totals.latency()]);

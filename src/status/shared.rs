@@ -8,7 +8,7 @@ use std::time::Duration;
 use paced::amqp::{CONSUMING, Depth, Depths};
 use paced::api::Millis;
 use paced::api::state::{Connection, Counts, Downstream, Fleet, ParkedWithin, Replica, State, Unclaimed};
-use paced::dispatch::{Peers, Snapshot, View};
+use paced::dispatch::{Snapshot, View};
 use paced::lock::lock;
 use paced::store::Store;
 use paced::terms::Terms;
@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::asks::Asks;
+use super::dispatchers::{Dispatchers, Handle};
 use super::known::Known;
 use super::rates::{Steps, fleet_rate};
 use super::summary::{Identity, Summary};
@@ -36,9 +37,8 @@ pub(crate) type OwnTerms = Arc<BTreeMap<String, Terms>>;
 /// The parts of the daemon that are observed.
 pub(crate) struct Parts {
     pub(crate) identity: Identity,
-    pub(crate) views: BTreeMap<String, View>,
-    /// For each dispatcher, how many replicas have its downstream.
-    pub(crate) peers: BTreeMap<String, Peers>,
+    /// The dispatchers, now and later.
+    pub(crate) dispatchers: Dispatchers,
     pub(crate) broker: Broker,
     pub(crate) store: Arc<dyn Store>,
     /// `redis` or `memory`.
@@ -119,7 +119,8 @@ impl Shared {
     }
 
     fn state(&self) -> State {
-        let Parts { identity, broker: Broker { status, depths, .. }, views, can_change, .. } = &self.parts;
+        let Parts { identity, broker: Broker { status, depths, .. }, can_change, .. } = &self.parts;
+        let dispatchers = self.parts.dispatchers.all();
         let (own, known, history) = (lock(&self.own).clone(), lock(&self.known), lock(&self.history));
         let mut replicas: Vec<&Summary> = known.others.summaries.iter().chain([&own]).collect();
         replicas.sort_by(|one, other| one.replica.id.cmp(&other.replica.id));
@@ -127,7 +128,7 @@ impl Shared {
         // The lengths of queues come over the first of the connections that consume.
         let sees_queues = !lost.iter().any(|purpose| purpose == CONSUMING);
         let (all, known, now) = (replicas.as_slice(), &*known, own.at);
-        let downstreams = views.iter().map(|(name, view)| {
+        let downstreams = dispatchers.iter().map(|(name, Handle { view, .. })| {
             let depth = depths.of(name).filter(|depth| sees_queues && depth.at.elapsed() < DEPTH_AGE);
             let common = history.get(name).and_then(Steps::rate);
             downstream((name, view), (all, known), (depth, common), now)

@@ -12,14 +12,14 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use paced::api::find::{Found, Job, Parked};
 use paced::api::state;
-use paced::dispatch::{self, Control};
+use paced::dispatch;
 use paced::time::wall_now;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Api;
 use crate::admin::reply::{Refusal, answer};
-use crate::status::{Answer, shown_job, shown_parked, words};
+use crate::status::{Answer, Dispatchers, shown_job, shown_parked, words};
 
 /// How long a dispatcher may take for its answer. Its loop runs within milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -35,21 +35,21 @@ const LONGEST_ID: usize = 255;
 
 /// The dispatchers that are asked for jobs, and the turns of requests: to ask one of them, and to ask the other replicas.
 pub(crate) struct Seeker {
-    controls: BTreeMap<String, Control>,
+    dispatchers: Dispatchers,
     turn: Arc<Semaphore>,
     turn_of_others: Semaphore,
 }
 
 impl Seeker {
-    /// Asks the dispatchers of these handles, each with the name of its downstream.
-    pub(crate) fn new(controls: impl IntoIterator<Item = (String, Control)>) -> Self {
+    /// Asks these dispatchers.
+    pub(crate) fn new(dispatchers: Dispatchers) -> Self {
         let (turn, turn_of_others) = (Arc::new(Semaphore::new(1)), Semaphore::new(1));
-        Self { controls: controls.into_iter().collect(), turn, turn_of_others }
+        Self { dispatchers, turn, turn_of_others }
     }
 
     /// What the dispatcher of a downstream knows of an id. Cancel safe.
     async fn ask(&self, downstream: &str, id: &str) -> Result<dispatch::Found, Refusal> {
-        let control = self.controls.get(downstream).ok_or_else(silent)?.clone();
+        let control = self.dispatchers.all().get(downstream).ok_or_else(silent)?.control.clone();
         let id = id.to_owned();
         self.in_turn(async move { control.find(&id).await }).await
     }

@@ -21,7 +21,7 @@ use super::*;
 use crate::admin::access::Access;
 use crate::admin::connections::{Connection, Connections};
 use crate::admin::routes::router;
-use crate::status::{Asks, Broker, Identity, Observer, OwnTerms, Parts};
+use crate::status::{Asks, Broker, Dispatchers, Identity, Observer, OwnTerms, Parts};
 
 /// The time in µs, a whole number of ms.
 const NOW: i64 = 1_800_000_000_000_000;
@@ -51,8 +51,7 @@ fn replica(id: &str) -> Replica {
 fn watching(store: Arc<dyn Store>, terms: watch::Receiver<OwnTerms>) -> Watch {
     let parts = Parts {
         identity: Identity { id: "me".to_owned(), ..Identity::default() },
-        views: [].into(),
-        peers: [].into(),
+        dispatchers: Dispatchers::default(),
         broker: Broker {
             status: paced::amqp::Status::default(),
             depths: paced::amqp::Depths::default(),
@@ -79,7 +78,7 @@ fn of_store(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Api {
         haste: 1,
         downstreams: Vec::new(),
     });
-    Api::new(Operations::new(store, own), watch, letters, Seeker::new([]))
+    Api::new(Operations::new(store, own), watch, letters, Seeker::new(Dispatchers::default()))
 }
 
 /// The API of a downstream `billing` over a store in memory. Must be called on a tokio runtime.

@@ -101,7 +101,7 @@ fn where_it_may_be_is_said_if_it_is_not_here() {
 
 #[tokio::test(start_paused = true)]
 async fn one_request_at_a_time_asks_and_one_that_is_given_up_holds_its_turn() {
-    let seeker = Seeker::new([]);
+    let seeker = Seeker::new(Dispatchers::default());
     let refusal = seeker.ask("billing", "a").await.unwrap_err();
     assert!(refusal.status() == 503 && refusal.text().contains("does not answer"), "{refusal:?}");
     assert_eq!(refusal.retry_after(), Some(1));
