@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 pub use document::quote;
 pub use error::{ConfigError, ConfigErrors};
 pub use limits::LimitCost;
-pub use reload::Reload;
+pub use reload::{DownstreamChanges, Reload};
 pub use schema::schema;
 pub use secret::Secret;
 pub use settings::{

@@ -1,45 +1,165 @@
 //! The changes that take effect when the configuration is read again.
+//!
+//! A downstream applies the change of some keys at once ([`Change::Reload`]). For any other key of its own it restarts: it finishes
+//! what it sends, and then has the new settings. So a change of a downstream, of its sink or of a plan never needs a restart
+//! of the process; one of what all downstreams have in common does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::key::Change;
 use super::reader::Entry;
 use super::settings::Lanes;
-use super::{Downstream, Loaded, Plan, Secret, Settings};
-use crate::job::PlanRules;
-use crate::limit::LimitSet;
+use super::{Loaded, Secret, Settings};
 
 /// The result of reading the sources of the configuration in effect again.
 #[derive(Clone, Debug)]
 pub struct Reload {
-    /// The configuration in effect from now on: the old one, with the new values that take effect at once.
+    /// The configuration in effect from now on: the old one, with the new values that take effect without a restart.
     pub loaded: Loaded,
-    /// The keys whose values changed.
+    /// The keys whose values changed, and apply at once.
     pub changed: Vec<String>,
-    /// The keys whose change needs a restart: they keep their old values. A downstream or a plan that is
-    /// there in only one of them is one key.
+    /// The downstreams that come, go and restart.
+    pub downstreams: DownstreamChanges,
+    /// The keys whose change needs a restart of the process: they keep their old values.
     pub restart: Vec<String>,
 }
 
-impl Loaded {
-    /// Determines what of `new` takes effect at once if `self` is in effect now.
-    pub fn reload(&self, new: &Self) -> Reload {
-        let (old, new_settings) = (&self.settings, &new.settings);
-        let stuck = stuck(old, new_settings);
-        let (mut changed, mut restart) = (BTreeSet::new(), BTreeSet::new());
-        for (path, change) in differing(&self.entries, &new.entries) {
-            match (lone(&path, old, new_settings), change) {
-                (Some(whole), _) => restart.insert(whole),
-                (None, Change::Followed) if self.follows(new, &path) => false,
-                (None, Change::Reload) if !is_stuck(&stuck, &path) => changed.insert(path),
-                (None, _) => restart.insert(path),
-            };
+/// The downstreams that come, go and restart, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DownstreamChanges {
+    /// Those that only the new configuration has.
+    pub added: BTreeSet<String>,
+    /// Those that it does not have any more.
+    pub removed: BTreeSet<String>,
+    /// Those that restart, with the keys for which they do. A plan that comes or goes is one key.
+    pub replaced: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl DownstreamChanges {
+    /// Whether this downstream begins, for the first time or again.
+    pub fn begins(&self, name: &str) -> bool {
+        self.added.contains(name) || self.replaced.contains_key(name)
+    }
+
+    /// The downstreams that end, for good or to restart.
+    pub fn ended(&self) -> impl Iterator<Item = &str> {
+        self.removed.iter().chain(self.replaced.keys()).map(String::as_str)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty() && self.replaced.is_empty()
+    }
+}
+
+/// What the change of one key does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect<'p> {
+    /// It applies at once.
+    AtOnce,
+    /// It is noticed where the value is used.
+    Followed,
+    /// The downstream comes.
+    Added(&'p str),
+    /// The downstream goes.
+    Removed(&'p str),
+    /// The downstream restarts.
+    Replaced(&'p str),
+    /// All downstreams restart, since a plan of this name comes or goes.
+    Plan(&'p str),
+    /// The process has to be restarted.
+    Restart,
+}
+
+/// The names that two configurations have.
+struct Names<'l> {
+    old: &'l Settings,
+    new: &'l Settings,
+    old_plans: BTreeSet<&'l str>,
+    new_plans: BTreeSet<&'l str>,
+}
+
+impl<'l> Names<'l> {
+    fn new(old: &'l Loaded, new: &'l Loaded) -> Self {
+        let plans = |loaded: &'l Loaded| {
+            loaded.entries.iter().filter_map(|entry| entry.table.strip_prefix("plans.")).collect()
+        };
+        Self { old: &old.settings, new: &new.settings, old_plans: plans(old), new_plans: plans(new) }
+    }
+
+    /// What a change of the key does. A change of the contents of its file alone `is_followed`.
+    fn effect<'p>(&self, path: &'p str, change: Change, is_followed: bool) -> Effect<'p> {
+        let by_itself = |otherwise| match change {
+            Change::Reload => Effect::AtOnce,
+            Change::Followed if is_followed => Effect::Followed,
+            Change::Followed | Change::Restart => otherwise,
+        };
+        let mut parts = path.split('.');
+        match (parts.next(), parts.next()) {
+            (Some("downstreams"), Some(name)) => {
+                let is_in = |settings: &Settings| settings.downstreams.contains_key(name);
+                match (is_in(self.old), is_in(self.new)) {
+                    (false, _) => Effect::Added(name),
+                    (_, false) => Effect::Removed(name),
+                    (true, true) => by_itself(Effect::Replaced(name)),
+                }
+            }
+            (Some("plans"), Some(name)) if self.old_plans.contains(name) != self.new_plans.contains(name) => {
+                Effect::Plan(name)
+            }
+            _ => by_itself(Effect::Restart),
         }
-        let settings = merged(old, new_settings, &changed);
+    }
+
+    /// The downstreams that both have.
+    fn common(&self) -> impl Iterator<Item = (&'l str, &'l Lanes, &'l Lanes)> {
+        let (old, new) = (self.old, self.new);
+        old.downstreams.iter().filter_map(move |(name, was)| {
+            let is = new.downstreams.get(name)?;
+            Some((name.as_str(), &was.lanes, &is.lanes))
+        })
+    }
+}
+
+impl Loaded {
+    /// Determines what of `new` takes effect if `self` is in effect now, and how. It may take a while where there are thousands
+    /// of downstreams.
+    pub fn reload(&self, new: &Self) -> Reload {
+        let names = Names::new(self, new);
+        let (mut changed, mut restart) = (BTreeSet::new(), BTreeSet::new());
+        let mut downstreams = DownstreamChanges::default();
+        let DownstreamChanges { added, removed, replaced } = &mut downstreams;
+        let mut replace = |name: &str, key: String| {
+            replaced.entry(name.to_owned()).or_default().insert(key);
+        };
+        for (path, change) in differing(&self.entries, &new.entries) {
+            let is_followed = change == Change::Followed && self.follows(new, &path);
+            match names.effect(&path, change, is_followed) {
+                Effect::AtOnce => _ = changed.insert(path),
+                Effect::Followed => {}
+                Effect::Added(name) => _ = added.insert(name.to_owned()),
+                Effect::Removed(name) => _ = removed.insert(name.to_owned()),
+                Effect::Replaced(name) => replace(name, path.clone()),
+                Effect::Plan(plan) => {
+                    names.common().for_each(|(name, ..)| replace(name, format!("plans.{plan}")));
+                }
+                Effect::Restart => _ = restart.insert(path),
+            }
+        }
+        for (name, ..) in names.common().filter(|(_, was, is)| !have_same_states(was, is)) {
+            // Even if each key by itself applied at once: one limit would have two states.
+            let lanes = format!("downstreams.{name}.lanes.");
+            let (of_lanes, others): (BTreeSet<String>, _) =
+                changed.into_iter().partition(|key| key.starts_with(&lanes));
+            changed = others;
+            of_lanes.into_iter().for_each(|key| replace(name, key));
+        }
+        let settings = merged(&self.settings, &new.settings);
         let entries = merged_entries(&self.entries, &new.entries, &changed);
         let (files, warnings) = (new.files.clone(), new.warnings.clone());
         let loaded = Self { settings, files, warnings, entries };
-        Reload { loaded, changed: changed.into_iter().collect(), restart: restart.into_iter().collect() }
+        let (changed, restart) = (changed.into_iter().collect(), restart.into_iter().collect());
+        Reload { loaded, changed, downstreams, restart }
     }
 
     /// Whether a change of this key is one of the contents of its file, and is noticed where they are used. Of a URL the
@@ -71,11 +191,12 @@ fn place(url: &str, keeps_query: bool) -> (&str, &str, &str) {
     (scheme, place, if keeps_query { query } else { "" })
 }
 
+fn by_path(entries: &[Entry]) -> BTreeMap<String, &Entry> {
+    entries.iter().map(|entry| (entry.path(), entry)).collect()
+}
+
 /// The paths that exist in only one of the two, or have different values, and when a change of each applies.
 fn differing(old: &[Entry], new: &[Entry]) -> BTreeMap<String, Change> {
-    let by_path = |entries: &[Entry]| -> BTreeMap<String, Entry> {
-        entries.iter().map(|entry| (entry.path(), entry.clone())).collect()
-    };
     let (old, new) = (by_path(old), by_path(new));
     let same = |path: &String| match (old.get(path), new.get(path)) {
         (Some(old), Some(new)) => old.has_same_value(new),
@@ -83,55 +204,6 @@ fn differing(old: &[Entry], new: &[Entry]) -> BTreeMap<String, Change> {
     };
     let differing = old.iter().chain(&new).filter(|(path, _)| !same(path));
     differing.map(|(path, entry)| (path.clone(), entry.change)).collect()
-}
-
-/// The downstream or the plan that a key belongs to, if it exists in only one of the two.
-fn lone(path: &str, old: &Settings, new: &Settings) -> Option<String> {
-    let mut parts = path.split('.');
-    let (family, name) = (parts.next()?, parts.next()?);
-    let there = |settings: &Settings| match family {
-        "downstreams" => settings.downstreams.contains_key(name),
-        // Each downstream has every plan, and there is at least one downstream.
-        _ => has_plan(settings, name),
-    };
-    let named = matches!(family, "downstreams" | "plans");
-    (named && there(old) != there(new)).then(|| format!("{family}.{name}"))
-}
-
-fn has_plan(settings: &Settings, name: &str) -> bool {
-    settings.downstreams.values().any(|downstream| downstream.plans.iter().any(|plan| plan.name == name))
-}
-
-/// Whether a key, or the table that it is in, is one of these.
-fn is_stuck(stuck: &BTreeSet<String>, path: &str) -> bool {
-    let tables = path.match_indices('.').map(|(end, _)| &path[..end]);
-    tables.chain([path]).any(|path| stuck.contains(path))
-}
-
-/// The keys that would take effect at once, but depend on a key that needs a restart.
-fn stuck(old: &Settings, new: &Settings) -> BTreeSet<String> {
-    let mut stuck = BTreeSet::new();
-    for (name, was) in &old.downstreams {
-        let Some(is) = new.downstreams.get(name) else { continue };
-        let mut key = |key: &str| {
-            stuck.insert(format!("downstreams.{name}.{key}"));
-        };
-        // Limits that delay jobs and limits that reject them differ; and the limits may be too many together with those
-        // of a plan that stays until the restart.
-        if was.on_limit != is.on_limit || plans(was, is).is_none() {
-            ["rate", "limits", "revision"].into_iter().for_each(&mut key);
-        }
-        let default_plan = is.lanes.default_plan.as_deref();
-        if default_plan.is_some_and(|plan| !has_plan(old, plan)) {
-            key("lanes.default_plan");
-        }
-        if !have_same_states(&was.lanes, &is.lanes) {
-            ["lanes.limits", "lanes.weights"].into_iter().for_each(&mut key);
-            // This downstream keeps the old ones, even if other downstreams apply the new ones.
-            stuck.extend(was.plans.iter().map(|plan| format!("plans.{}.limits", plan.name)));
-        }
-    }
-    stuck
 }
 
 /// Whether jobs have the same lanes, and these the same states.
@@ -143,88 +215,72 @@ fn have_same_states(one: &Lanes, other: &Lanes) -> bool {
     have_same_states && one.parts == other.parts
 }
 
-/// The limits of jobs without a plan: the downstream's own, and those of lanes.
-fn without_plan(downstream: &Downstream) -> &LimitSet {
-    let of_lanes = downstream.plans.iter().find(|plan| plan.name == PlanRules::LANES);
-    of_lanes.map_or(&downstream.limits, |plan| &plan.limits)
-}
-
-/// The old plans with the new limits; a plan that the new settings do not have keeps its own limits. It is `None` where they
-/// cannot follow: where the limits would be too many, or lanes come, go or have other states, which needs a restart. The
-/// limits of lanes would otherwise be shared by all jobs of a plan, or one limit would have two states.
-fn plans(old: &Downstream, new: &Downstream) -> Option<Vec<Plan>> {
-    if !have_same_states(&old.lanes, &new.lanes) {
-        return None;
-    }
-    let plan = |was: &Plan| {
-        let is = new.plans.iter().find(|plan| plan.name == was.name);
-        let limits = match is {
-            Some(is) => is.limits.clone(),
-            None => {
-                let own = was.limits.listed().skip(without_plan(old).given());
-                LimitSet::new(without_plan(new).listed().chain(own).cloned().collect()).ok()?
-            }
-        };
-        Some(Plan { name: was.name.clone(), limits })
-    };
-    old.plans.iter().map(plan).collect()
-}
-
-/// The old settings with the new values of these keys.
-fn merged(old: &Settings, new: &Settings, changed: &BTreeSet<String>) -> Settings {
-    let mut settings = old.clone();
-    // Every key that is not compared here is unchanged, or needs a restart.
+/// The old settings with the new values that take effect: all of downstreams and plans, and some of the process.
+fn merged(old: &Settings, new: &Settings) -> Settings {
+    let mut settings = Settings { downstreams: new.downstreams.clone(), ..old.clone() };
     settings.store.on_unavailable = new.store.on_unavailable;
     settings.admin.token.clone_from(&new.admin.token);
     settings.admin.read_token.clone_from(&new.admin.read_token);
     settings.admin.tokens.clone_from(&new.admin.tokens);
-    for (name, downstream) in &mut settings.downstreams {
-        let Some(new) = new.downstreams.get(name) else { continue };
-        let is = |key: &str| changed.contains(&format!("downstreams.{name}.{key}"));
-        // The limits may also have changed with those of a plan.
-        if let Some(plans) = plans(downstream, new).filter(|_| downstream.on_limit == new.on_limit) {
-            (downstream.limits, downstream.plans) = (new.limits.clone(), plans);
-            downstream.revision = new.revision;
-        }
-        if is("lanes.default_plan") {
-            downstream.lanes.default_plan.clone_from(&new.lanes.default_plan);
-        }
-        let has_same_lanes = have_same_states(&downstream.lanes, &new.lanes);
-        if has_same_lanes && let (Some(old), Some(new)) = (&mut downstream.lanes.rules, &new.lanes.rules) {
-            old.weights.clone_from(&new.weights);
-        }
-        if has_same_lanes {
-            // Jobs of lanes have no costs by limit.
-            downstream.costs.clone_from(&new.costs);
-        }
-        downstream.on_unavailable = new.on_unavailable;
-        downstream.max_cost = new.max_cost;
-        downstream.concurrency = new.concurrency;
-        downstream.horizon = new.horizon;
-        downstream.max_wait = new.max_wait;
-        downstream.hold_max = new.hold_max;
-        downstream.http.headers.clone_from(&new.http.headers);
-        // Headers go to the host that was read with them.
-        if is_of_same_file(&downstream.http.base_url, &new.http.base_url) {
-            downstream.http.base_url.clone_from(&new.http.base_url);
-        }
-        if let (Some(old), Some(new)) = (&mut downstream.http.proxy, &new.http.proxy)
-            && is_of_same_file(old, new)
-        {
-            old.clone_from(new);
-        }
-        downstream.retry = new.retry.clone();
-    }
     settings
 }
 
-/// The old entries with the new ones of these keys, grouped by table as in `config show`.
+/// The old entries with the new ones of these keys, and of downstreams and plans, grouped by table as in `config show`.
 fn merged_entries(old: &[Entry], new: &[Entry], changed: &BTreeSet<String>) -> Vec<Entry> {
+    let is_of_downstreams =
+        |entry: &&Entry| entry.table.starts_with("downstreams.") || entry.table.starts_with("plans.");
     let is_changed = |entry: &&Entry| changed.contains(&entry.path());
-    let mut merged: Vec<Entry> = old.iter().filter(|entry| !is_changed(entry)).cloned().collect();
-    for entry in new.iter().filter(is_changed) {
+    let stays = |entry: &&Entry| !is_of_downstreams(entry) && !is_changed(entry);
+    let mut merged: Vec<Entry> = old.iter().filter(stays).cloned().collect();
+    for entry in new.iter().filter(|entry| is_changed(entry) && !is_of_downstreams(entry)) {
         let place = merged.iter().rposition(|other| other.table == entry.table);
         merged.insert(place.map_or(merged.len(), |place| place + 1), entry.clone());
     }
+    merged.extend(new.iter().filter(is_of_downstreams).cloned());
     merged
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::Change::{Followed, Reload, Restart};
+    use super::*;
+    use crate::config::load_text;
+
+    fn loaded(text: &str) -> Loaded {
+        load_text("paced.toml", text, Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn what_a_change_does_depends_on_the_key_and_on_who_has_it() {
+        let plan = |name: &str| format!("[plans.{name}]\nlimits = [{{ rate = '1/s' }}]\n");
+        let downstream =
+            |name: &str| format!("[downstreams.{name}]\nrate = '1/s'\nhttp.base_url = 'http://localhost/'\n");
+        let old = loaded(&[plan("both"), plan("old"), downstream("both"), downstream("old")].concat());
+        let new = loaded(&[plan("both"), plan("new"), downstream("both"), downstream("new")].concat());
+        let names = Names::new(&old, &new);
+        let cases = [
+            ("downstreams.both.rate", Reload, Effect::AtOnce),
+            ("downstreams.both.on_limit", Restart, Effect::Replaced("both")),
+            ("downstreams.both.http.base_url", Followed, Effect::Replaced("both")),
+            ("downstreams.old.rate", Reload, Effect::Removed("old")),
+            ("downstreams.new.queue.name", Restart, Effect::Added("new")),
+            ("plans.both.limits", Reload, Effect::AtOnce),
+            ("plans.old.limits", Reload, Effect::Plan("old")),
+            ("plans.new.limits", Reload, Effect::Plan("new")),
+            ("store.on_unavailable", Reload, Effect::AtOnce),
+            ("store.url", Followed, Effect::Restart),
+            ("amqp.prefix", Restart, Effect::Restart),
+            ("admin.listen", Restart, Effect::Restart),
+            ("precision", Restart, Effect::Restart),
+            ("shutdown.drain_timeout", Restart, Effect::Restart),
+        ];
+        for (path, change, effect) in cases {
+            assert_eq!(names.effect(path, change, false), effect, "{path}");
+        }
+        for path in ["store.url", "downstreams.both.http.base_url"] {
+            assert_eq!(names.effect(path, Followed, true), Effect::Followed, "{path}");
+        }
+    }
 }

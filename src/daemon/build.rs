@@ -8,21 +8,22 @@ use paced::config::{Downstream, Loaded, Settings, Sources};
 use paced::dispatch::{Dispatcher, Options};
 use paced::job::PlanRules;
 use paced::limit::{Limit, rate_text};
-use paced::sink::http::HttpError;
 use paced::store::Store;
 use paced::terms::{Replica, Terms};
 use paced::time::wall_now;
 use paced::tls::ServerTls;
 use tokio::net::TcpListener;
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::certificates::Handles;
 use super::error::Error;
+use super::factory::{Factory, Made, shared};
 use super::manager::Manager;
 use super::reload::{Followed, Live, show_reload};
 use super::running::Running;
 use super::secrets::{Clients, Secrets};
+use super::serving::{Order, Serving};
 use super::tokens::TokenFiles;
 use super::{liveness, parts};
 use crate::admin::{self, Access, Api, Letters, Missing, Operations, Readiness, Seeker, StoreProbe, Stuck};
@@ -33,13 +34,14 @@ use crate::telemetry::Exporter;
 pub(crate) struct Daemon {
     settings: Settings,
     store: Arc<dyn Store>,
-    dispatchers: Built,
+    /// The dispatchers of all downstreams, and the orders that reloads give.
+    made: Vec<Made>,
+    orders: mpsc::UnboundedReceiver<Order>,
     broker: amqp::Options,
     /// Who may do what with the admin server, and the server, if there is an address for it.
     access: Arc<Access>,
     server: Option<BoundServer>,
     live: Live,
-    followed: Followed,
 }
 
 /// An admin server that listens, and serves nothing yet.
@@ -48,9 +50,6 @@ struct BoundServer {
     exporter: Exporter,
     tls: Option<ServerTls>,
 }
-
-/// The dispatchers, each with the name of its downstream.
-type Built = Vec<(String, Dispatcher)>;
 
 impl Daemon {
     /// Builds all parts. `loaded` was read from `sources`, which are read again at SIGHUP.
@@ -65,17 +64,17 @@ impl Daemon {
             parts::store(&settings, false).map_err(|error| Error::setting("store", error))?;
         log_start(&loaded);
         show_reload(true);
-        let mut handles = Handles::default();
-        let (dispatchers, secrets) = dispatchers(&settings, &store, &mut handles)?;
-        let live = Live::new(sources, loaded, &dispatchers);
+        let mut factory = Factory::new(Arc::clone(&store), parts::clock(settings.precision));
+        let (made, secrets) = make_all(&settings, &mut factory)?;
         let broker = parts::amqp(&settings)?;
-        handles.add("amqp.tls", broker.address.tls().cloned());
-        handles.add("store.tls", store_tls);
-        handles.add("admin.tls", server.as_ref().and_then(|server| server.tls.clone()));
+        factory.handles.add("amqp.tls", broker.address.tls().cloned());
+        factory.handles.add("store.tls", store_tls);
+        factory.handles.add("admin.tls", server.as_ref().and_then(|server| server.tls.clone()));
         let access = Arc::new(Access::new(&settings.admin));
         let tokens = TokenFiles::new(Arc::clone(&access), &settings.admin);
-        let followed = Followed::new(handles, secrets, tokens);
-        Ok(Self { settings, store, dispatchers, broker, access, server, live, followed })
+        let followed = Followed::new(factory, secrets, tokens);
+        let (live, orders) = Live::new(sources, loaded, &made, followed, broker.clone());
+        Ok(Self { settings, store, made, orders, broker, access, server, live })
     }
 
     /// Starts all parts on the runtime of the caller. To end them in order, [`Running::run`] has to be awaited.
@@ -83,21 +82,15 @@ impl Daemon {
     /// # Errors
     /// A part could not be started; those that were end with the process.
     pub(crate) fn spawn(self) -> Result<Running, Error> {
-        let Self { settings, store, dispatchers, broker, access, server, live, followed } = self;
+        let Self { settings, store, made, orders, broker, access, server, live } = self;
         let manager = Manager::from_env();
-        let (amqp, stop) = (Amqp::start(broker.clone()), CancellationToken::new());
-        let handles = Dispatchers::default();
-        for (name, dispatcher) in &dispatchers {
-            handles.insert(name.clone(), Handle::of(dispatcher, stop.child_token()));
-        }
+        let prefix = broker.prefix.clone();
+        let (amqp, stop) = (Arc::new(Amqp::start(broker)), CancellationToken::new());
+        let (handles, ends) = handles(&made, &stop);
         let observer = Observer::start(status::Parts {
             identity: identity(),
             dispatchers: handles.clone(),
-            broker: status::Broker {
-                status: amqp.status(),
-                depths: amqp.depths(),
-                prefix: broker.prefix.clone(),
-            },
+            broker: status::Broker { status: amqp.status(), depths: amqp.depths(), prefix },
             store: Arc::clone(&store),
             store_kind: store_kind(&settings),
             terms: live.terms(),
@@ -106,7 +99,7 @@ impl Daemon {
         });
         let operations = Operations::new(Arc::clone(&store), live.terms());
         let seeker = Seeker::new(handles.clone());
-        let api = Api::new(operations, observer.watch(), Letters::new(broker), seeker);
+        let api = Api::new(operations, observer.watch(), Letters::new(live.broker()), seeker);
         let probe = Arc::new(StoreProbe::new(store, handles.clone()));
         let stuck = Stuck::default();
         let readiness = Readiness {
@@ -118,14 +111,15 @@ impl Daemon {
             draining: stop.clone(),
         };
         let server = server.map(|server| server.serve(readiness, api, &access)).transpose()?;
-        let mut running = JoinSet::new();
-        for (name, dispatcher) in dispatchers {
-            let source = amqp.source(&name).map_err(|error| Error::failed("no source of jobs", error))?;
-            running.spawn(dispatcher.run(source, stop.clone()));
+        let mut serving = Serving::new(Arc::clone(&amqp), handles.clone(), orders, stop.clone());
+        for (Made { name, dispatcher, .. }, end) in made.into_iter().zip(ends) {
+            let begun = serving.begin(name, dispatcher, end);
+            begun.map_err(|error| Error::failed("no source of jobs", error))?;
         }
         tokio::spawn(liveness::watch(stuck, handles.clone(), stop.clone()));
         manager.watch(amqp.status(), handles, stop.clone());
-        Ok(Running { dispatchers: running, amqp, observer, server, probe, stop, live, followed, manager })
+        let watches = live.watches();
+        Ok(Running { serving, amqp, observer, server, probe, stop, live, watches, manager })
     }
 }
 
@@ -145,8 +139,8 @@ async fn bind(settings: &Settings) -> Result<Option<BoundServer>, Error> {
 impl BoundServer {
     fn serve(self, readiness: Readiness, api: Api, access: &Arc<Access>) -> Result<admin::Server, Error> {
         let Self { listener, exporter, tls } = self;
-        let changes = api.changes();
-        let pages = admin::router(readiness, move || exporter.render(), api, access);
+        let (changes, dispatchers) = (api.changes(), readiness.dispatchers.clone());
+        let pages = admin::router(readiness, move || exporter.render(&dispatchers.gone()), api, access);
         let server = admin::Server::start(listener, pages, tls);
         let server = server.map_err(|error| Error::failed("no admin server", error))?.waiting_for(changes);
         let address = server.address();
@@ -201,27 +195,26 @@ fn identity() -> Identity {
     }
 }
 
-/// The dispatcher of each downstream, and the secrets of its requests. The TLS of those that have files for it is added
-/// to `handles`.
-fn dispatchers(
-    settings: &Settings,
-    store: &Arc<dyn Store>,
-    handles: &mut Handles,
-) -> Result<(Built, Secrets), Error> {
-    let (mut targets, mut clients) = (Vec::new(), Clients::default());
-    let clock = parts::clock(settings.precision);
-    let mut dispatchers = Vec::with_capacity(settings.downstreams.len());
+/// The dispatcher of each downstream, and the secrets of its requests.
+fn make_all(settings: &Settings, factory: &mut Factory) -> Result<(Vec<Made>, Secrets), Error> {
+    let (mut all, mut secrets) = (Vec::with_capacity(settings.downstreams.len()), Secrets::default());
     for (name, downstream) in &settings.downstreams {
-        let (store, clock) = (Arc::clone(store), Arc::clone(&clock));
-        let options = parts::options(settings, name, downstream);
-        let built = shared(name, downstream, &mut clients, handles)
-            .and_then(|shared| parts::dispatcher(options, &downstream.http, shared, store, clock));
-        let (dispatcher, target) =
-            built.map_err(|error| Error::setting(format!("downstreams.{name}"), error))?;
-        targets.push((name.clone(), target));
-        dispatchers.push((name.clone(), dispatcher));
+        let made = factory.make(settings, name, downstream)?;
+        secrets.insert(name.clone(), Arc::clone(&made.target));
+        all.push(made);
     }
-    Ok((dispatchers, Secrets::new(targets)))
+    Ok((all, secrets))
+}
+
+/// The handles of dispatchers, and for each the token that ends it; `stop` ends all of them.
+fn handles(made: &[Made], stop: &CancellationToken) -> (Dispatchers, Vec<CancellationToken>) {
+    let (handles, mut ends) = (Dispatchers::default(), Vec::with_capacity(made.len()));
+    for Made { name, dispatcher, .. } in made {
+        let handle = Handle::of(dispatcher, stop.child_token());
+        ends.push(handle.end.clone());
+        handles.insert(name.clone(), handle);
+    }
+    (handles, ends)
 }
 
 /// The dispatcher of one downstream for jobs that are not from the broker and cannot be parked there: by the limits in force
@@ -242,18 +235,6 @@ pub(crate) fn single(
         .and_then(|shared| parts::dispatcher(options, &downstream.http, shared, store, clock));
     let setting = |error| Error::setting(format!("downstreams.{name}"), error);
     built.map(|(dispatcher, _)| (dispatcher, own)).map_err(setting)
-}
-
-/// The TLS of a downstream and its client of OAuth2, which others may have too.
-fn shared(
-    name: &str,
-    downstream: &Downstream,
-    clients: &mut Clients,
-    handles: &mut Handles,
-) -> Result<parts::Shared, HttpError> {
-    let setting = format!("downstreams.{name}.tls");
-    let tls = downstream.tls.as_ref().map(|options| handles.http(setting, options)).transpose()?;
-    Ok(parts::Shared { tls, client: clients.of(name, &downstream.http, handles)? })
 }
 
 #[cfg(test)]

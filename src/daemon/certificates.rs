@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use metrics::{Gauge, gauge};
+use paced::config::Settings;
 use paced::episode::Episode;
 use paced::lock::lock;
 use paced::metric;
@@ -61,18 +62,18 @@ impl Files for ServerTls {
     }
 }
 
-/// Collects the files of all settings before the daemon begins to watch them.
+/// The files of all settings. Those of downstreams come and go with reloads.
 #[derive(Default)]
 pub(crate) struct Handles {
-    all: Vec<(Vec<String>, Box<dyn Files>)>,
-    /// The handles for HTTP, each with its place in `all`.
-    http: HashMap<TlsOptions, (Tls, usize)>,
+    all: Vec<Arc<Watched>>,
+    /// The handles for HTTP, which are among `all`.
+    http: HashMap<TlsOptions, (Tls, Arc<Watched>)>,
 }
 
 /// The files that one or more settings name.
 struct Watched {
     files: Box<dyn Files>,
-    settings: Vec<String>,
+    settings: Mutex<Vec<String>>,
     shown: Mutex<Shown>,
 }
 
@@ -89,34 +90,57 @@ impl Handles {
     /// Adds the files of a setting, such as `amqp.tls`, if it has any.
     pub(super) fn add(&mut self, setting: &str, files: Option<impl Files + 'static>) {
         if let Some(files) = files {
-            self.all.push((vec![setting.to_owned()], Box::new(files)));
+            self.watch(setting.to_owned(), files);
         }
+    }
+
+    /// Adds the files of a setting, and exports when their certificate is valid. What is wrong with them at present is a
+    /// warning of the configuration.
+    fn watch(&mut self, setting: String, files: impl Files + 'static) -> Arc<Watched> {
+        let (files, settings) = (Box::new(files), Mutex::new(vec![setting]));
+        let watched = Arc::new(Watched { files, settings, shown: Mutex::new(Shown::new()) });
+        let _ = watched.show();
+        self.all.push(Arc::clone(&watched));
+        watched
     }
 
     /// TLS for HTTP with these options, which a setting has. All settings with equal options share one handle, so that
     /// their files are checked and read once.
     pub(super) fn http(&mut self, setting: String, options: &TlsOptions) -> Result<Tls, TlsError> {
-        if let Some((tls, place)) = self.http.get(options) {
-            self.all[*place].0.push(setting);
+        if let Some((tls, watched)) = self.http.get(options) {
+            watched.add(setting);
             return Ok(tls.clone());
         }
         let tls = Tls::load_for_http(options.clone())?;
-        self.http.insert(options.clone(), (tls.clone(), self.all.len()));
-        self.all.push((vec![setting], Box::new(tls.clone())));
+        let watched = self.watch(setting, tls.clone());
+        self.http.insert(options.clone(), (tls.clone(), watched));
         Ok(tls)
     }
 
-    /// The files of each setting, which are watched from now on. Connections check their files themselves when they are
+    /// Drops the files that no downstream of these settings has.
+    pub(super) fn retain(&mut self, settings: &Settings) {
+        for (options, (_, watched)) in &self.http {
+            lock(&watched.settings).retain(|setting| names(settings, setting) == Some(options));
+        }
+        self.http.retain(|_, (_, watched)| !lock(&watched.settings).is_empty());
+        self.all.retain(|watched| !lock(&watched.settings).is_empty());
+    }
+
+    /// The files of each setting, which are to be watched. Connections check their files themselves when they are
     /// opened. But the log must name a file that cannot be used as soon as it is there, and not when a connection is lost
     /// weeks later. The same holds for a certificate that ends. The admin server only depends on this watch.
-    ///
-    /// Exports when the certificates are valid. What is wrong with them at the start is a warning of the configuration.
-    pub(super) fn watched(self) -> impl Iterator<Item = Arc<dyn Refresh>> {
-        self.all.into_iter().map(|(settings, files)| {
-            let watched = Watched { files, settings, shown: Mutex::new(Shown::new()) };
-            let _ = watched.show();
-            Arc::new(watched) as Arc<dyn Refresh>
-        })
+    pub(super) fn watched(&self) -> impl Iterator<Item = Arc<dyn Refresh>> {
+        self.all.iter().map(|watched| Arc::clone(watched) as Arc<dyn Refresh>)
+    }
+}
+
+/// The options that a setting of a downstream names, such as `downstreams.billing.tls`.
+fn names<'s>(settings: &'s Settings, setting: &str) -> Option<&'s TlsOptions> {
+    let (name, table) = setting.strip_prefix("downstreams.")?.split_once('.')?;
+    let downstream = settings.downstreams.get(name)?;
+    match table {
+        "tls" => downstream.tls.as_ref(),
+        _ => downstream.http.oauth2.as_ref()?.tls.as_ref(),
     }
 }
 
@@ -138,21 +162,29 @@ impl Refresh for Watched {
 }
 
 impl Watched {
+    /// Adds a setting that names these files too.
+    fn add(&self, setting: String) {
+        if let Some(validity) = lock(&self.shown).validity {
+            export(&setting, validity);
+        }
+        let mut settings = lock(&self.settings);
+        if !settings.contains(&setting) {
+            settings.push(setting);
+        }
+    }
+
     /// Exports when the certificate is valid, and returns what is to be logged of it now.
     fn show(&self) -> Option<Concern> {
         let validity = self.files.validity()?;
         let mut shown = lock(&self.shown);
         if shown.validity != Some(validity) {
-            for setting in &self.settings {
-                gauge_of(metric::CERTIFICATE_START.name, setting).set(float(validity.not_before()));
-                gauge_of(metric::CERTIFICATE_EXPIRY.name, setting).set(float(validity.not_after()));
-            }
+            lock(&self.settings).iter().for_each(|setting| export(setting, validity));
         }
         shown.news(validity, wall_now(), Instant::now())
     }
 
     fn log(&self, concern: Concern) {
-        let setting = match self.settings.as_slice() {
+        let setting = match lock(&self.settings).as_slice() {
             [first, more @ ..] if !more.is_empty() => format!("{first} and {} more", more.len()),
             settings => settings.concat(),
         };
@@ -188,6 +220,12 @@ impl Shown {
         let is_due = self.concern.note_at((validity, mem::discriminant(&concern)), now);
         (is_due && !is_first).then_some(concern)
     }
+}
+
+/// Exports when the certificate of a setting is valid.
+fn export(setting: &str, validity: Validity) {
+    gauge_of(metric::CERTIFICATE_START.name, setting).set(float(validity.not_before()));
+    gauge_of(metric::CERTIFICATE_EXPIRY.name, setting).set(float(validity.not_after()));
 }
 
 fn gauge_of(name: &'static str, setting: &str) -> Gauge {
@@ -284,8 +322,24 @@ mod tests {
         let two = handles.http("downstreams.b.tls".to_owned(), &options).unwrap();
         let three = handles.http("downstreams.c.tls".to_owned(), &other).unwrap();
         assert!(one == two && one != three);
-        let names: Vec<&[String]> = handles.all.iter().map(|(names, _)| names.as_slice()).collect();
-        let shared = &["downstreams.a.tls", "downstreams.b.tls"][..];
-        assert_eq!(names, [shared, &["amqp.tls"], &["downstreams.c.tls"]]);
+        let names = |handles: &Handles| -> Vec<String> {
+            handles.all.iter().map(|watched| lock(&watched.settings).join(" ")).collect()
+        };
+        let shared = "downstreams.a.tls downstreams.b.tls";
+        assert_eq!(names(&handles), [shared, "amqp.tls", "downstreams.c.tls"]);
+
+        // The one goes, another one has other options, and the third one stays.
+        let tls = |name: &str, more: &str| {
+            format!(
+                "[downstreams.{name}]\nrate = '1/s'\nhttp.base_url = 'https://localhost/'\n\
+                 tls = {{ ca_file = '{file}'{more} }}\n"
+            )
+        };
+        let text = format!("{}{}", tls("b", ""), tls("c", ", server_name = 'b.example'"));
+        let settings = paced::config::load_text("paced.toml", &text, "".as_ref()).unwrap().settings;
+        assert_eq!(settings.downstreams["b"].tls.as_ref(), Some(&options), "it has the same ones");
+        handles.retain(&settings);
+        assert_eq!(names(&handles), ["downstreams.b.tls", "amqp.tls"]);
+        assert_eq!((handles.http.len(), handles.watched().count()), (1, 2));
     }
 }

@@ -4,12 +4,14 @@
 mod build;
 mod certificates;
 mod error;
+mod factory;
 mod liveness;
 mod manager;
 mod parts;
 mod reload;
 mod running;
 mod secrets;
+mod serving;
 mod signals;
 mod tokens;
 mod watches;

@@ -58,13 +58,6 @@ pub(crate) fn amqp(settings: &Settings) -> Result<amqp::Options, Error> {
         let tls = Tls::load(tls.clone()).map_err(|error| Error::setting("amqp.tls", error))?;
         address = address.with_tls(tls);
     }
-    let downstreams = settings.downstreams.iter().map(|(name, downstream)| amqp::Downstream {
-        name: name.clone(),
-        queue: downstream.queue.name.clone(),
-        max_length: downstream.queue.max_length,
-        prefetch: downstream.effective_prefetch(),
-        prefetch_bytes: downstream.queue.prefetch_bytes,
-    });
     Ok(amqp::Options {
         address,
         prefix: settings.amqp.prefix.clone(),
@@ -72,8 +65,24 @@ pub(crate) fn amqp(settings: &Settings) -> Result<amqp::Options, Error> {
         window_bytes: settings.amqp.window_bytes,
         rung_unit: amqp::RUNG_UNIT,
         haste: failpoint::haste(),
-        downstreams: downstreams.collect(),
+        downstreams: queues(settings),
     })
+}
+
+/// The queues of all downstreams.
+pub(super) fn queues(settings: &Settings) -> Vec<amqp::Downstream> {
+    settings.downstreams.iter().map(|(name, downstream)| queue(name, downstream)).collect()
+}
+
+/// The queue of one downstream.
+pub(super) fn queue(name: &str, downstream: &Downstream) -> amqp::Downstream {
+    amqp::Downstream {
+        name: name.to_owned(),
+        queue: downstream.queue.name.clone(),
+        max_length: downstream.queue.max_length,
+        prefetch: downstream.effective_prefetch(),
+        prefetch_bytes: downstream.queue.prefetch_bytes,
+    }
 }
 
 /// The rules for messages to the downstream.

@@ -2,19 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use paced::config::{self, Admin, Loaded, Reload, Settings, Sources};
-use paced::dispatch::{Control, Dispatcher};
+use paced::amqp;
+use paced::config::{self, Admin, ConfigErrors, DownstreamChanges, Loaded, Reload, Settings, Sources};
+use paced::dispatch::Control;
+use paced::lock::lock;
 use paced::metric;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::certificates::Handles;
+use super::error::Error;
+use super::factory::{Factory, Made};
 use super::manager::Manager;
 use super::parts;
 use super::secrets::Secrets;
+use super::serving::Order;
 use super::signals::Hangups;
 use super::tokens::TokenFiles;
 use super::watches::{Refresh, Watches};
@@ -23,19 +28,32 @@ use crate::status::OwnTerms;
 /// How long a reload waits for file systems that do not answer.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// The files of certificates and secrets, which are followed beside the configuration.
-#[derive(Clone)]
+/// The parts of which dispatchers are made, and the files that are followed beside the configuration.
 pub(super) struct Followed {
-    pub(super) watches: Watches,
+    factory: Arc<Mutex<Factory>>,
     secrets: Secrets,
     tokens: Arc<TokenFiles>,
+    watches: Watches,
 }
 
 impl Followed {
-    pub(super) fn new(certificates: Handles, secrets: Secrets, tokens: Arc<TokenFiles>) -> Self {
-        let others = secrets.watched().chain([Arc::clone(&tokens) as Arc<dyn Refresh>]);
-        Self { watches: certificates.watched().chain(others).collect(), secrets, tokens }
+    pub(super) fn new(factory: Factory, secrets: Secrets, tokens: Arc<TokenFiles>) -> Self {
+        let watches = watched(&factory, &secrets, &tokens).into_iter().collect();
+        Self { factory: Arc::new(Mutex::new(factory)), secrets, tokens, watches }
     }
+
+    /// Has the files of these settings be watched, and no others.
+    fn retain(&self, settings: &Settings) {
+        let mut factory = lock(&self.factory);
+        factory.retain(settings);
+        self.watches.replace(watched(&factory, &self.secrets, &self.tokens));
+    }
+}
+
+/// The files of certificates, of secrets and of tokens.
+fn watched(factory: &Factory, secrets: &Secrets, tokens: &Arc<TokenFiles>) -> Vec<Arc<dyn Refresh>> {
+    let tokens = Arc::clone(tokens) as Arc<dyn Refresh>;
+    factory.handles.watched().chain(secrets.watched()).chain([tokens]).collect()
 }
 
 /// Reads the configuration and the files of certificates and secrets again at each SIGHUP, and notifies the manager;
@@ -43,25 +61,14 @@ impl Followed {
 ///
 /// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a
 /// read for as long as it likes. Cancel safe, as [`Live::reload`] is.
-pub(super) async fn on_hangup(
-    mut hangups: Hangups,
-    mut live: Live,
-    followed: Followed,
-    manager: Manager,
-) -> Infallible {
-    let Followed { watches, secrets, tokens } = followed;
+pub(super) async fn on_hangup(mut hangups: Hangups, mut live: Live, manager: Manager) -> Infallible {
     loop {
         hangups.next().await;
         manager.reloading();
         let is_loaded = live.reload().await;
         show_reload(is_loaded);
-        if is_loaded {
-            for (name, downstream) in &live.loaded.settings.downstreams {
-                secrets.replace(name, downstream);
-            }
-        }
-        tokens.reload(live.admin());
-        if timeout(LONGEST, watches.refresh()).await.is_err() {
+        live.followed.tokens.reload(live.admin());
+        if timeout(LONGEST, live.followed.watches.refresh()).await.is_err() {
             tracing::warn!(
                 "a file system with certificates or secrets does not answer; the old ones stay in use \
                  until they can be read"
@@ -79,17 +86,44 @@ pub(super) fn show_reload(is_loaded: bool) {
 /// The configuration in effect, and the parts that depend on it.
 pub(super) struct Live {
     sources: Sources,
-    loaded: Loaded,
+    loaded: Arc<Loaded>,
     controls: BTreeMap<String, Control>,
+    followed: Followed,
+    orders: mpsc::UnboundedSender<Order>,
     /// The terms of the file for the admin API, where a store has none.
     terms: watch::Sender<OwnTerms>,
+    /// The connections to the broker that tools of the admin API open.
+    broker: watch::Sender<Arc<amqp::Options>>,
+}
+
+/// A configuration that was read and can take effect.
+struct Prepared {
+    reload: Reload,
+    /// The dispatchers of downstreams that begin.
+    made: Vec<Made>,
+}
+
+/// Why a configuration that was read cannot take effect.
+enum Wrong {
+    Settings(ConfigErrors),
+    Part(Error),
 }
 
 impl Live {
-    pub(super) fn new(sources: Sources, loaded: Loaded, dispatchers: &[(String, Dispatcher)]) -> Self {
-        let controls = dispatchers.iter().map(|(name, dispatcher)| (name.clone(), dispatcher.control()));
-        let (terms, _) = watch::channel(terms(&loaded.settings));
-        Self { sources, loaded, controls: controls.collect(), terms }
+    /// What runs by `loaded`, which was read from `sources`; the dispatchers of its downstreams are `made`. Returns also the
+    /// orders that reloads will give.
+    pub(super) fn new(
+        sources: Sources,
+        loaded: Loaded,
+        made: &[Made],
+        followed: Followed,
+        broker: amqp::Options,
+    ) -> (Self, mpsc::UnboundedReceiver<Order>) {
+        let controls = made.iter().map(|made| (made.name.clone(), made.dispatcher.control())).collect();
+        let ((terms, _), (orders, receiver)) =
+            (watch::channel(terms(&loaded.settings)), mpsc::unbounded_channel());
+        let (loaded, broker) = (Arc::new(loaded), watch::Sender::new(Arc::new(broker)));
+        (Self { sources, loaded, controls, followed, orders, terms, broker }, receiver)
     }
 
     /// The terms of the configuration in effect.
@@ -97,13 +131,23 @@ impl Live {
         self.terms.subscribe()
     }
 
+    /// The broker, with the downstreams of the configuration in effect.
+    pub(super) fn broker(&self) -> watch::Receiver<Arc<amqp::Options>> {
+        self.broker.subscribe()
+    }
+
+    /// The files that are followed.
+    pub(super) fn watches(&self) -> Watches {
+        self.followed.watches.clone()
+    }
+
     /// How long sends may take to end after a signal to stop.
-    pub(super) const fn drain_timeout(&self) -> Duration {
+    pub(super) fn drain_timeout(&self) -> Duration {
         self.loaded.settings.shutdown.drain_timeout
     }
 
     /// `[admin]` as it is in effect.
-    const fn admin(&self) -> &Admin {
+    fn admin(&self) -> &Admin {
         &self.loaded.settings.admin
     }
 
@@ -111,11 +155,14 @@ impl Live {
     ///
     /// Cancel safe: nothing changes before all is read, and then all changes at once.
     async fn reload(&mut self) -> bool {
-        let sources = self.sources.clone();
-        let read = tokio::task::spawn_blocking(move || config::load(sources)).await;
-        let new = match read {
-            Ok(Ok(new)) => new,
-            Ok(Err(errors)) => {
+        let (sources, loaded) = (self.sources.clone(), Arc::clone(&self.loaded));
+        let factory = Arc::clone(&self.followed.factory);
+        match spawn_blocking(move || prepare(sources, &loaded, &factory)).await {
+            Ok(Ok(Prepared { reload, made })) => {
+                self.apply(reload, made);
+                return true;
+            }
+            Ok(Err(Wrong::Settings(errors))) => {
                 for error in &errors {
                     tracing::error!("{error}");
                 }
@@ -123,32 +170,85 @@ impl Live {
                     errors = errors.iter().count(),
                     "the configuration is wrong: the old one stays in effect; correct it and send SIGHUP again"
                 );
-                return false;
             }
-            Err(error) => {
-                tracing::error!(%error, "the configuration could not be read again");
-                return false;
-            }
-        };
-        let Reload { loaded, changed, restart } = self.loaded.reload(&new);
+            Ok(Err(Wrong::Part(error))) => tracing::error!(
+                %error,
+                "a downstream cannot be served by the configuration: the old one stays in effect; correct it and send SIGHUP again"
+            ),
+            Err(error) => tracing::error!(%error, "the configuration could not be read again"),
+        }
+        false
+    }
+
+    /// Puts a configuration in effect.
+    fn apply(&mut self, Reload { loaded, changed, downstreams, restart }: Reload, made: Vec<Made>) {
         for key in &restart {
             tracing::warn!(key, "a change of this key needs a restart: it keeps its old value until then");
         }
-        self.loaded = loaded;
+        self.loaded = Arc::new(loaded);
+        for name in &downstreams.removed {
+            self.controls.remove(name);
+            self.followed.secrets.remove(name);
+        }
+        for made in &made {
+            self.controls.insert(made.name.clone(), made.dispatcher.control());
+            self.followed.secrets.insert(made.name.clone(), Arc::clone(&made.target));
+        }
         let settings = &self.loaded.settings;
         for (name, downstream) in &settings.downstreams {
             // The options are passed on even if nothing changed: of the replicas whose files differ the last load wins.
-            if let Some(control) = self.controls.get(name) {
+            if let Some(control) = self.controls.get(name).filter(|_| !downstreams.begins(name)) {
                 control.reload(parts::options(settings, name, downstream));
+                self.followed.secrets.replace(name, downstream);
             }
         }
+        self.followed.retain(settings);
         self.terms.send_replace(terms(settings));
-        if changed.is_empty() {
-            tracing::info!("configuration reloaded: no key changed that a reload applies");
-        } else {
-            tracing::info!(changed = changed.join(", "), "configuration reloaded");
-        }
-        true
+        self.broker.send_modify(|broker| {
+            *broker = Arc::new(amqp::Options { downstreams: parts::queues(settings), ..(**broker).clone() });
+        });
+        let ended = downstreams.ended().map(str::to_owned).collect();
+        // The receiver is gone only where the daemon ends.
+        let _ = self.orders.send(Order { ended, begun: made });
+        log(&changed, &downstreams);
+    }
+}
+
+/// Reads the sources again, and makes the dispatchers of downstreams that begin. It blocks.
+fn prepare(sources: Sources, loaded: &Loaded, factory: &Mutex<Factory>) -> Result<Prepared, Wrong> {
+    let new = config::load(sources).map_err(Wrong::Settings)?;
+    let reload = loaded.reload(&new);
+    let (settings, mut factory) = (&reload.loaded.settings, lock(factory));
+    let begun = settings.downstreams.iter().filter(|(name, _)| reload.downstreams.begins(name));
+    let made = begun.map(|(name, downstream)| factory.make(settings, name, downstream));
+    let made = made.collect::<Result<Vec<_>, _>>().map_err(Wrong::Part)?;
+    Ok(Prepared { reload, made })
+}
+
+/// Logs what a reload has changed.
+fn log(changed: &[String], DownstreamChanges { added, removed, replaced }: &DownstreamChanges) {
+    for downstream in added {
+        tracing::info!(downstream, "the downstream was added");
+    }
+    for downstream in removed {
+        tracing::info!(
+            downstream,
+            "the downstream was removed: it finishes what it sends, and gives the rest back"
+        );
+    }
+    for (downstream, keys) in replaced {
+        let keys = keys.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        tracing::info!(
+            downstream,
+            keys,
+            "the downstream restarts with the new values of these keys, once what it sends has ended"
+        );
+    }
+    let (added, removed, replaced) = (added.len(), removed.len(), replaced.len());
+    if changed.is_empty() && added + removed + replaced == 0 {
+        tracing::info!("configuration reloaded: no key changed that a reload applies");
+    } else {
+        tracing::info!(changed = changed.join(", "), added, removed, replaced, "configuration reloaded");
     }
 }
 

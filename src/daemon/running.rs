@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::amqp::Amqp;
-use paced::dispatch::Drained;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::manager::Manager;
-use super::reload::{self, Followed, Live};
+use super::reload::{self, Live};
+use super::serving::Serving;
 use super::signals::{Hangups, Signals};
+use super::watches::Watches;
 use crate::admin::{self, StoreProbe};
 use crate::status::Observer;
 
@@ -22,14 +22,14 @@ const CLOSING: Duration = Duration::from_secs(4);
 /// The parts of a daemon that runs.
 pub(crate) struct Running {
     /// The dispatchers, which end after `stop`.
-    pub(super) dispatchers: JoinSet<Drained>,
-    pub(super) amqp: Amqp,
+    pub(super) serving: Serving,
+    pub(super) amqp: Arc<Amqp>,
     pub(super) observer: Observer,
     pub(super) server: Option<admin::Server>,
     pub(super) probe: Arc<StoreProbe>,
     pub(super) stop: CancellationToken,
     pub(super) live: Live,
-    pub(super) followed: Followed,
+    pub(super) watches: Watches,
     pub(super) manager: Manager,
 }
 
@@ -48,29 +48,28 @@ impl Running {
     /// Runs until a signal comes or a dispatcher ends by itself, and then drains: no job is sent any more, and what is
     /// being sent may end. A second signal ends that at once. Each of `hangups` has the configuration read again.
     pub(crate) async fn run(self, mut signals: Signals, hangups: Hangups) -> End {
-        let Self { mut dispatchers, amqp, observer, server, probe, stop, live, followed, manager } = self;
+        let Self { mut serving, amqp, observer, server, probe, stop, live, watches, manager } = self;
         let drain_timeout = live.drain_timeout();
         // It outlives the loop, since the admin API reads the terms that it keeps until the end.
-        let mut reloading =
-            std::pin::pin!(reload::on_hangup(hangups, live, followed.clone(), manager.clone()));
+        let mut reloading = std::pin::pin!(reload::on_hangup(hangups, live, manager.clone()));
         let failed = tokio::select! {
             signal = signals.next() => {
                 tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");
                 false
             }
-            ended = dispatchers.join_next() => {
+            ended = serving.run() => {
                 tracing::error!(?ended, "a dispatcher ended by itself; the daemon stops, to be started again");
                 true
             }
             never = announce(&amqp, probe, &manager) => match never {},
-            never = followed.watches.watch() => match never {},
+            never = watches.watch() => match never {},
             never = reloading.as_mut() => match never {},
         };
         manager.stopping(drain_timeout + CLOSING + admin::CHANGES_TIMEOUT + Observer::STOP);
         stop.cancel();
         let within = drain_timeout + CLOSING;
         let drained = tokio::select! {
-            drained = drain(dispatchers, amqp, within) => drained,
+            drained = drain(serving, &amqp, within) => drained,
             signal = signals.next() => {
                 tracing::warn!(signal, "stopped at once; jobs that were being sent will be sent again");
                 return End::Undrained;
@@ -118,12 +117,12 @@ impl Outcome {
 }
 
 /// Waits for the dispatchers, and then for the connections until the time is over.
-async fn drain(mut dispatchers: JoinSet<Drained>, amqp: Amqp, within: Duration) -> Outcome {
+async fn drain(mut serving: Serving, amqp: &Amqp, within: Duration) -> Outcome {
     let end = Instant::now() + within;
     let (mut unfinished, mut failed) = (0, false);
-    while let Some(ended) = dispatchers.join_next().await {
+    while let Some(ended) = serving.next_ended().await {
         match ended {
-            Ok(drained) => unfinished += drained.unfinished,
+            Ok(ended) => unfinished += ended.drained.unfinished,
             Err(error) => {
                 tracing::error!(%error, "a dispatcher ended badly");
                 failed = true;

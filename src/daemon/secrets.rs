@@ -14,12 +14,18 @@ use super::certificates::Handles;
 use super::watches::Refresh;
 
 /// The targets of all downstreams, by name.
-#[derive(Clone)]
-pub(super) struct Secrets(Arc<BTreeMap<String, Target>>);
+#[derive(Default)]
+pub(super) struct Secrets(BTreeMap<String, Arc<Target>>);
 
 impl Secrets {
-    pub(super) fn new(targets: impl IntoIterator<Item = (String, Target)>) -> Self {
-        Self(Arc::new(targets.into_iter().collect()))
+    /// Adds the target of a downstream, which replaces the one before.
+    pub(super) fn insert(&mut self, name: String, target: Arc<Target>) {
+        self.0.insert(name, target);
+    }
+
+    /// Removes the target of a downstream.
+    pub(super) fn remove(&mut self, name: &str) {
+        self.0.remove(name);
     }
 
     /// Has later requests use what the configuration says now.
@@ -32,7 +38,7 @@ impl Secrets {
 
     /// The files of each downstream.
     pub(super) fn watched(&self) -> impl Iterator<Item = Arc<dyn Refresh>> {
-        self.0.values().map(|target| Arc::new(target.clone()) as Arc<dyn Refresh>)
+        self.0.values().map(|target| Arc::clone(target) as Arc<dyn Refresh>)
     }
 }
 
@@ -114,6 +120,11 @@ impl Clients {
         Ok(Some(client))
     }
 
+    /// Drops those that no sink has any more.
+    pub(super) fn drop_unused(&mut self) {
+        self.known.retain(|known| known.client.is_shared());
+    }
+
     /// The clients, each with its settings.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&OAuth2, &OAuth2Client)> {
         self.known.iter().map(|known| (&known.settings, &known.client))
@@ -167,7 +178,8 @@ mod tests {
         });
         let files = TargetFiles { name: "billing".to_owned(), files: vec![file.clone()], read };
         let sink = HttpSink::new(HttpOptions::new(base_url)).unwrap().reading_again(files);
-        let secrets = Secrets::new([("billing".to_owned(), sink.target())]);
+        let mut secrets = Secrets::default();
+        secrets.insert("billing".to_owned(), Arc::new(sink.target()));
         let watches: Watches = secrets.watched().collect();
         let _watch = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(watches.watch()));
         tokio::time::sleep(SECOND / 2).await;

@@ -1,5 +1,6 @@
 //! Files that may be replaced while the daemon runs, and are read again then.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,8 +8,9 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use paced::lock::lock;
 use paced::{failpoint, metric};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tokio_util::task::AbortOnDropHandle;
 
 /// The interval at which the files are checked for changes.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -25,47 +27,67 @@ pub(super) trait Refresh: Send + Sync {
     fn is_failing(&self) -> bool;
 }
 
-/// The files of all settings.
+/// The files of all settings, which a reload may replace by others. Clones share them.
 #[derive(Clone)]
-pub(super) struct Watches(Arc<[Arc<dyn Refresh>]>);
+pub(super) struct Watches(watch::Sender<Arc<[Arc<dyn Refresh>]>>);
 
 impl FromIterator<Arc<dyn Refresh>> for Watches {
     fn from_iter<I: IntoIterator<Item = Arc<dyn Refresh>>>(all: I) -> Self {
-        Self(all.into_iter().collect())
+        Self(watch::Sender::new(all.into_iter().collect()))
     }
 }
 
 impl Watches {
+    /// Watches these files from now on, and no others. Those that were among them before are watched on.
+    pub(super) fn replace(&self, all: impl IntoIterator<Item = Arc<dyn Refresh>>) {
+        self.0.send_replace(all.into_iter().collect());
+    }
+
     /// Refreshes all files once, side by side.
     ///
     /// Cancel safe: a read that has begun goes on.
     pub(super) async fn refresh(&self) {
-        join_all(self.0.iter().map(|files| Arc::clone(files).refresh())).await;
+        let all = Arc::clone(&*self.0.borrow());
+        join_all(all.iter().map(|files| Arc::clone(files).refresh())).await;
     }
 
     /// Refreshes all files each second, and never returns. The files of each setting have a task of their own, so that a
     /// file system that does not answer delays no other.
     pub(super) async fn watch(self) -> Infallible {
-        let mut tasks = JoinSet::new();
-        let all: Vec<Watched> = self.0.iter().map(|files| Watched::new(Arc::clone(files))).collect();
-        for watched in &all {
-            let Watched { files, begun } = watched.clone();
-            tasks.spawn(async move {
-                let mut ticks = ticks();
-                loop {
-                    ticks.tick().await;
-                    *lock(&begun) = Some(Instant::now());
-                    Arc::clone(&files).refresh().await;
-                    *lock(&begun) = None;
-                }
-            });
-        }
+        let (mut tasks, mut changes) = (Tasks::default(), self.0.subscribe());
+        changes.mark_changed();
         let mut ticks = ticks();
         loop {
-            let now = ticks.tick().await;
-            let failing = all.iter().filter(|watched| watched.is_failing(now)).count();
-            let failing = u32::try_from(failing).unwrap_or(u32::MAX);
-            metrics::gauge!(metric::UNREADABLE_FILES.name).set(f64::from(failing));
+            tokio::select! {
+                biased;
+                // The sender is a field of `self`.
+                _ = changes.changed() => {
+                    let all = Arc::clone(&*changes.borrow_and_update());
+                    tasks.follow(&all);
+                }
+                now = ticks.tick() => {
+                    let failing = tasks.0.values().filter(|(watched, _)| watched.is_failing(now)).count();
+                    let failing = u32::try_from(failing).unwrap_or(u32::MAX);
+                    metrics::gauge!(metric::UNREADABLE_FILES.name).set(f64::from(failing));
+                }
+            }
+        }
+    }
+}
+
+/// The tasks that watch files, by the addresses of these.
+#[derive(Default)]
+struct Tasks(HashMap<usize, (Watched, AbortOnDropHandle<()>)>);
+
+impl Tasks {
+    /// Watches these files, and ends the tasks of others.
+    fn follow(&mut self, all: &[Arc<dyn Refresh>]) {
+        let mut before = std::mem::take(&mut self.0);
+        for files in all {
+            // Nothing else is there while the map has it.
+            let address = Arc::as_ptr(files).cast::<()>().addr();
+            let task = before.remove(&address).unwrap_or_else(|| Watched::start(files));
+            self.0.insert(address, task);
         }
     }
 }
@@ -87,6 +109,22 @@ struct Watched {
 impl Watched {
     fn new(files: Arc<dyn Refresh>) -> Self {
         Self { files, begun: Arc::default() }
+    }
+
+    /// Starts a task that refreshes these files each second.
+    fn start(files: &Arc<dyn Refresh>) -> (Self, AbortOnDropHandle<()>) {
+        let watched = Self::new(Arc::clone(files));
+        let Self { files, begun } = watched.clone();
+        let task = tokio::spawn(async move {
+            let mut ticks = ticks();
+            loop {
+                ticks.tick().await;
+                *lock(&begun) = Some(Instant::now());
+                Arc::clone(&files).refresh().await;
+                *lock(&begun) = None;
+            }
+        });
+        (watched, AbortOnDropHandle::new(task))
     }
 
     /// Whether the files cannot be used, or the file system has not answered for [`LONGEST`].
@@ -137,7 +175,7 @@ mod tests {
             (Arc::new(tokio::sync::Semaphore::new(1)), Arc::new(tokio::sync::Semaphore::new(0)));
         let (hung, good) = (Gated::new(&shut), Gated::new(&open));
         let watches: Watches = [hung.clone() as Arc<dyn Refresh>, good.clone()].into_iter().collect();
-        let _watch = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(watches.clone().watch()));
+        let _watch = AbortOnDropHandle::new(tokio::spawn(watches.clone().watch()));
         tokio::time::sleep(INTERVAL * 5 / 2).await;
         assert_eq!((hung.refreshes(), good.refreshes()), (1, 3), "at 0, 1 and 2 s");
         // A reload waits for both.
@@ -148,6 +186,22 @@ mod tests {
         tokio::time::sleep(INTERVAL).await;
         assert_eq!((hung.refreshes(), good.refreshes()), (3, 5), "the missed ticks are not caught up");
         watches.refresh().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_that_a_reload_replaces_are_watched_no_more_and_the_others_as_before() {
+        let open = Arc::new(tokio::sync::Semaphore::new(1));
+        let (old, kept, new) = (Gated::new(&open), Gated::new(&open), Gated::new(&open));
+        let kept_as: Arc<dyn Refresh> = kept.clone();
+        let watches: Watches = [old.clone() as Arc<dyn Refresh>, Arc::clone(&kept_as)].into_iter().collect();
+        let _watch = AbortOnDropHandle::new(tokio::spawn(watches.clone().watch()));
+        tokio::time::sleep(INTERVAL * 3 / 2).await;
+        watches.replace([kept_as, new.clone()]);
+        tokio::time::sleep(INTERVAL * 3 / 4).await;
+        let refreshes = [old.refreshes(), kept.refreshes(), new.refreshes()];
+        assert_eq!(refreshes, [2, 3, 1], "at 0 and 1 s, at 0, 1 and 2 s, and at 1.5 s");
+        drop(watches);
+        assert_eq!(Arc::strong_count(&old), 1, "nothing has them any more");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
-//! The dispatchers of this process.
+//! The dispatchers of this process: those that there are now. A reload adds some and removes others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use paced::dispatch::{Control, Dispatcher, Peers, View};
@@ -32,6 +32,8 @@ pub(crate) struct Dispatchers(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     all: Arc<BTreeMap<String, Handle>>,
+    /// The downstreams that were served and are not any more.
+    gone: BTreeSet<String>,
 }
 
 impl Dispatchers {
@@ -42,7 +44,28 @@ impl Dispatchers {
 
     /// Adds a dispatcher, which replaces one of its name.
     pub(crate) fn insert(&self, downstream: String, handle: Handle) {
-        Arc::make_mut(&mut lock(&self.0).all).insert(downstream, handle);
+        let mut state = lock(&self.0);
+        state.gone.remove(&downstream);
+        Arc::make_mut(&mut state.all).insert(downstream, handle);
+    }
+
+    /// Removes a dispatcher that is to end, and cancels its token. Another one of its name may follow.
+    pub(crate) fn end(&self, downstream: &str) {
+        let mut state = lock(&self.0);
+        if let Some(handle) = Arc::make_mut(&mut state.all).remove(downstream) {
+            handle.end.cancel();
+        }
+    }
+
+    /// Notes that a downstream is not served any more.
+    pub(crate) fn forget(&self, downstream: &str) {
+        self.end(downstream);
+        lock(&self.0).gone.insert(downstream.to_owned());
+    }
+
+    /// The downstreams that were served and are not any more.
+    pub(crate) fn gone(&self) -> BTreeSet<String> {
+        lock(&self.0).gone.clone()
     }
 }
 
@@ -96,13 +119,19 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_looked_before_sees_what_there_was() {
-        let all = Dispatchers::default();
-        let before = all.clone().all();
+    async fn one_that_ends_is_no_longer_there_and_may_be_followed_by_another() {
+        let (all, end) = (Dispatchers::default(), CancellationToken::new());
+        let seen = all.clone();
+        all.insert("a".to_owned(), Handle::of(&dispatcher("a"), end.clone()));
+        let before = seen.all();
+        all.end("a");
+        assert!(end.is_cancelled() && seen.all().is_empty() && seen.gone().is_empty());
+        assert_eq!(before.len(), 1, "who looked before sees what there was");
         all.insert("a".to_owned(), Handle::of(&dispatcher("a"), CancellationToken::new()));
-        let first = all.all();
-        assert_eq!((before.len(), first.len()), (0, 1));
+        assert!(!seen.all()["a"].view.is_same(&before["a"].view));
+        all.forget("a");
+        assert_eq!((seen.all().len(), seen.gone()), (0, ["a".to_owned()].into()));
         all.insert("a".to_owned(), Handle::of(&dispatcher("a"), CancellationToken::new()));
-        assert!(!all.all()["a"].view.is_same(&first["a"].view), "it is another one");
+        assert!(seen.gone().is_empty(), "it is served again");
     }
 }

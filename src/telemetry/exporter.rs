@@ -1,5 +1,6 @@
 //! Prometheus metrics: collects what goes to the `metrics` facade, and renders it on request.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -37,11 +38,30 @@ impl Exporter {
         Ok(exporter)
     }
 
-    /// Renders every series in Prometheus' text format. It takes a while where there are many.
-    pub(crate) fn render(&self) -> String {
+    /// Renders every series in Prometheus' text format, but for those of downstreams that are `gone`: the recorder keeps each
+    /// series until the process ends. It takes a while where there are many.
+    pub(crate) fn render(&self, gone: &BTreeSet<String>) -> String {
         metrics::counter!(metric::LOG_DROPPED.name).absolute(super::dropped());
-        self.0.render()
+        without(self.0.render(), gone)
     }
+}
+
+/// The text without the series of these downstreams.
+fn without(text: String, gone: &BTreeSet<String>) -> String {
+    if gone.is_empty() {
+        return text;
+    }
+    let is_there = |line: &&str| downstream_of(line).is_none_or(|name| !gone.contains(name));
+    text.split_inclusive('\n').filter(is_there).collect()
+}
+
+/// The downstream that a series belongs to: by its label, or by the setting of its certificate.
+fn downstream_of(line: &str) -> Option<&str> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let of_label = |start: &str, end: char| Some(line.split_once(start)?.1.split_once(end)?.0);
+    of_label("downstream=\"", '"').or_else(|| of_label("setting=\"downstreams.", '.'))
 }
 
 fn builder() -> Result<PrometheusBuilder, ExporterError> {
@@ -70,6 +90,16 @@ async fn upkeep(handle: PrometheusHandle) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn series_of_downstreams_that_are_gone_are_left_out() {
+        let text = "# HELP a downstream=\"old\"\na{downstream=\"old\"} 1\na{downstream=\"older\"} 2\n\
+                    b_bucket{downstream=\"old\",le=\"1\"} 3\nc{setting=\"downstreams.old.tls\"} 4\n\
+                    c{setting=\"amqp.tls\"} 5\nd 6\n";
+        let left = "# HELP a downstream=\"old\"\na{downstream=\"older\"} 2\nc{setting=\"amqp.tls\"} 5\nd 6\n";
+        assert_eq!(without(text.to_owned(), &["old".to_owned()].into()), left);
+        assert_eq!(without(text.to_owned(), &BTreeSet::new()), text);
+    }
 
     #[test]
     fn every_histogram_has_its_own_buckets() {

@@ -24,7 +24,7 @@ mod leaderless;
 mod leftovers;
 mod letters;
 mod loss;
-mod many;
+pub(crate) mod many;
 mod park;
 mod poison;
 mod publish;

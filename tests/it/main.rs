@@ -20,6 +20,8 @@ mod amqp;
 #[cfg(feature = "daemon")]
 mod apis;
 #[cfg(feature = "daemon")]
+mod changes;
+#[cfg(feature = "daemon")]
 mod check;
 mod config;
 #[cfg(feature = "daemon")]

@@ -104,19 +104,16 @@ async fn what_needs_a_restart_is_named_each_time_and_stays_as_it_was() {
     let config = edited(
         &site,
         &[
-            ("rate = '200/s'", "rate = '100/s'\nqueue.prefetch = 7"),
-            (
-                "[downstreams.billing]",
-                "[downstreams.other]\nrate = '1/s'\nhttp.base_url = 'http://localhost/'\n[downstreams.billing]",
-            ),
-            (&site.api.url(), "http://127.0.0.1:1/"),
+            ("[amqp]", "precision = 'coarse'\n[amqp]\nwindow_bytes = '8MiB'"),
+            ("[downstreams.billing]", "[shutdown]\ndrain_timeout = '7s'\n[downstreams.billing]"),
+            ("'200/s'", "'100/s'"),
         ],
     );
     for _ in 0..2 {
         let lines = reload(&paced, &config, DONE).await;
         assert_eq!(
             all(&lines, "WARN", "key"),
-            ["downstreams.billing.http.base_url", "downstreams.billing.queue.prefetch", "downstreams.other"],
+            ["amqp.window_bytes", "precision", "shutdown.drain_timeout"],
             "{lines:?}"
         );
     }

@@ -18,7 +18,7 @@ use paced::text::cut;
 use paced::time::{Micros, wall_now};
 use paced::{Rate, Shaper};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 use super::{Api, body, broke_off};
@@ -51,7 +51,8 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the dead letters are.
 pub(crate) struct Letters {
-    options: amqp::Options,
+    /// The broker, with the downstreams that there are now.
+    options: watch::Receiver<Arc<amqp::Options>>,
     turn: Arc<Semaphore>,
 }
 
@@ -86,7 +87,7 @@ impl Done {
 
 impl Letters {
     /// The letters of the downstreams of these options.
-    pub(crate) fn new(options: amqp::Options) -> Self {
+    pub(crate) fn new(options: watch::Receiver<Arc<amqp::Options>>) -> Self {
         Self { options, turn: Arc::new(Semaphore::new(1)) }
     }
 
@@ -98,7 +99,7 @@ impl Letters {
             let text = "another request works on dead letters; try again in a minute";
             return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text));
         };
-        let (options, downstream) = (self.options.clone(), downstream.to_owned());
+        let (options, downstream) = (Arc::clone(&self.options.borrow()), downstream.to_owned());
         let stop = scan.stop.clone();
         let runtime = Handle::current();
         // The future of a scan cannot move between threads, so that it has one of its own.

@@ -69,7 +69,7 @@ fn watching(store: Arc<dyn Store>, terms: watch::Receiver<OwnTerms>) -> Watch {
 /// The API over this store, without a broker.
 fn of_store(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Api {
     let watch = watching(Arc::clone(&store), own.clone());
-    let letters = Letters::new(amqp::Options {
+    let options = amqp::Options {
         address: "amqp://127.0.0.1:1".parse().unwrap(),
         prefix: "paced".to_owned(),
         declare: false,
@@ -77,7 +77,8 @@ fn of_store(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Api {
         rung_unit: amqp::RUNG_UNIT,
         haste: 1,
         downstreams: Vec::new(),
-    });
+    };
+    let letters = Letters::new(watch::channel(Arc::new(options)).1);
     Api::new(Operations::new(store, own), watch, letters, Seeker::new(Dispatchers::default()))
 }
 

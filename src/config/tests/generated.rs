@@ -22,6 +22,12 @@ impl Declarations {
         self.0.iter().find(|other| other.path == parent)
     }
 
+    /// The table of known keys that it is in.
+    fn table_of(&self, one: &Declared) -> Option<&Declared> {
+        let parent = self.parent(one)?;
+        if parent.is_table() { Some(parent) } else { self.table_of(parent) }
+    }
+
     /// Whether it is, or is in, a table that may be absent.
     fn is_optional(&self, one: &Declared) -> bool {
         let is_itself = is_any_table(one) && one.key.absent == Absent::Unset;
@@ -69,12 +75,46 @@ fn default_cell(all: &Declarations, one: &Declared) -> String {
     }
 }
 
+/// What a reload does with a change of the key, in a word.
+fn change(one: &Declared) -> &'static str {
+    let is_of_downstreams = one.path.starts_with("downstreams.") || one.path.starts_with("plans.");
+    match one.key.change {
+        Change::Reload => "reload",
+        Change::Followed | Change::Restart if is_of_downstreams => "downstream",
+        Change::Followed | Change::Restart => "restart",
+    }
+}
+
+/// What a reload does with a change of each key, by the tables of the file.
+fn changes_table(all: &Declarations) -> String {
+    let mut tables: Vec<(&str, [Vec<String>; 3])> = Vec::new();
+    for one in all.values() {
+        let table = all.table_of(one).map_or("", |table| table.path.as_str());
+        let key = one.path[table.len()..].trim_start_matches('.');
+        let column =
+            ["reload", "downstream", "restart"].iter().position(|word| *word == change(one)).unwrap();
+        let place = tables.iter().position(|(known, _)| *known == table).unwrap_or_else(|| {
+            tables.push((table, Default::default()));
+            tables.len() - 1
+        });
+        tables[place].1[column].push(format!("`{key}`"));
+    }
+    let mut text =
+        "| table | applies at once | the downstream restarts | paced has to be restarted |\n|---|---|---|---|\n"
+            .to_owned();
+    for (table, keys) in tables {
+        let name = if table.is_empty() { "(above all tables)".to_owned() } else { format!("`[{table}]`") };
+        let [reload, downstream, restart] = keys.map(|keys| keys.join(", "));
+        let _ = writeln!(text, "| {name} | {reload} | {downstream} | {restart} |");
+    }
+    text
+}
+
 /// The table of all keys.
 fn keys_table(all: &Declarations) -> String {
     let mut text = "| key | default | a change |\n|---|---|---|\n".to_owned();
     for one in all.values() {
-        let change = if one.key.change == Change::Reload { "reload" } else { "restart" };
-        let _ = writeln!(text, "| `{}` | {} | {change} |", one.path, default_cell(all, one));
+        let _ = writeln!(text, "| `{}` | {} | {} |", one.path, default_cell(all, one), change(one));
     }
     text
 }
@@ -228,6 +268,12 @@ fn the_default_file_is_made_from_the_keys() {
     compare("config/paced.toml", |there| {
         format!("{}\n\n{}", there.split("\n\n").next().unwrap(), paced_toml(&all).trim_start())
     });
+}
+
+#[test]
+fn the_table_of_reloads_is_made_from_the_keys() {
+    let all = Declarations(declared());
+    compare("docs/operations.md", |there| with_part(there, "changes", &changes_table(&all)));
 }
 
 #[test]

@@ -45,6 +45,24 @@ async fn places_and_attempts_follow_what_is_reloaded() {
     assert!(start.elapsed() < Duration::from_millis(700), "{:?}", start.elapsed());
 }
 
+/// Another downstream may consume a queue since, which then takes no replies.
+#[tokio::test(start_paused = true)]
+async fn the_queues_that_take_replies_follow_what_is_reloaded() {
+    let mut bench = Bench::new("1000/s", QUICK);
+    let done = bench.start();
+    let asking = |id: &str| Message { reply_to: Some("orders".to_owned()), ..message(id) };
+    bench.publish(asking("before"));
+    bench.ledger.count(2).await;
+    let mut options = bench.options.clone();
+    options.rules.reply.consumed = vec!["orders".to_owned()];
+    bench.control().reload(options);
+    bench.publish(asking("after"));
+    bench.end();
+    done.await.unwrap();
+    assert!(matches!(&bench.ledger.of("before")[..], [Settled::Replied(_), Settled::Acked(_)]));
+    assert!(matches!(bench.ledger.of("after").last(), Some(Settled::Dead(_))));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_takes_turns_during_every_wait_until_its_end() {
     let mut bench = Bench::new("1/h", QUICK);

@@ -18,6 +18,8 @@ impl Worker {
         rules.max_cost = new.rules.max_cost.clone();
         rules.plans.clone_from(&new.rules.plans);
         rules.costs.clone_from(&new.rules.costs);
+        // Another downstream may consume a queue that replies went to.
+        rules.reply.clone_from(&new.rules.reply);
         let old = self.engine.settings();
         if new.plans.len() != old.plans.len() || rules.plans.len() != old.plans.len() {
             let downstream = &old.downstream;

@@ -144,6 +144,12 @@ pub(super) enum Replacement {
 }
 
 impl OAuth2Client {
+    /// Whether there are other clones of it, such as those of sinks.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// A client. Nothing is connected or asked for yet.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ const WRONG: usize = 10;
 const ALL: usize = 24;
 
 /// A vhost for one test, so that its channels can be told from those of other tests.
-pub(super) async fn vhost(rabbit: &Rabbit, name: &str) -> String {
+pub(crate) async fn vhost(rabbit: &Rabbit, name: &str) -> String {
     rabbit.add_vhost(name).await;
     format!("{}/{name}", url(rabbit, "guest:guest"))
 }
@@ -37,7 +37,7 @@ fn many(url: &str, prefix: &str) -> Options {
 
 /// How many consumers each channel of the vhost has, as the broker counts. Channels of other vhosts are not asked: those
 /// of a test with queues that have no leader answer no question for long.
-pub(super) async fn channels(rabbit: &Rabbit, vhost: &str) -> Vec<usize> {
+pub(crate) async fn channels(rabbit: &Rabbit, vhost: &str) -> Vec<usize> {
     let each = format!(
         "[integer_to_list(Count) ++ \" \" || {{Channel, Made}} <- ets:tab2list(channel_created), \
          proplists:get_value(vhost, Made) =:= <<\"{vhost}\">>, \

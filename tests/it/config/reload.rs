@@ -1,6 +1,8 @@
 //! A configuration that is read again: values that take effect at once, and values that need a restart.
 
-use paced::config::Reload;
+use std::collections::BTreeSet;
+
+use paced::config::{DownstreamChanges, Reload};
 use paced::dispatch::OnUnavailable;
 
 use super::*;
@@ -35,28 +37,44 @@ fn reload(from: &str, edits: &[(&str, &str)]) -> Reload {
     Scene::new(from).right().reload(&Scene::new(&new).right())
 }
 
-/// Edits, with the keys that take effect at once and those that need a restart.
-type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a [&'a str]);
+/// Edits, with the keys that take effect at once, the downstreams that come (+), go (-) and restart (=, with the key), and
+/// the keys that need a restart.
+type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a [&'a str], &'a [&'a str]);
+
+/// The downstreams that come, go and restart, as in [`Case`].
+fn moves(DownstreamChanges { added, removed, replaced }: &DownstreamChanges) -> Vec<String> {
+    let restarts = |(name, keys): (&String, &BTreeSet<String>)| {
+        keys.iter().map(|key| format!("={name} {key}")).collect::<Vec<_>>()
+    };
+    let come = added.iter().map(|name| format!("+{name}"));
+    let go = removed.iter().map(|name| format!("-{name}"));
+    come.chain(go).chain(replaced.iter().flat_map(restarts)).collect()
+}
 
 #[test]
-fn each_key_counts_at_once_or_needs_a_restart() {
+fn each_key_counts_at_once_or_restarts_a_downstream_or_the_process() {
     let a = |text: &'static str| ("revision = 1\n", text);
-    let cases: [Case<'_>; 27] = [
-        (&[], &[], &[]),
+    let cases: [Case<'_>; 29] = [
+        (&[], &[], &[], &[]),
         // Another position or spelling is no change.
-        (&[("[amqp]\n", "# a comment\n\n[amqp]\nurl = 'amqp://127.0.0.1:5672/%2f'\n")], &[], &[]),
-        (&[("rate = '50/s'", "rate = '20/s'")], &["downstreams.a.rate"], &[]),
-        (&[("'100/m'", "'200/m'")], &["downstreams.a.limits"], &[]),
-        (&[("rate = '50/s'\n", "")], &["downstreams.a.rate"], &[]),
-        (&[a("")], &["downstreams.a.revision"], &[]),
-        (&[a("revision = 2\n")], &["downstreams.a.revision"], &[]),
-        (&[a("concurrency = 5\n")], &["downstreams.a.concurrency", "downstreams.a.revision"], &[]),
-        (&[("'1/s'", "'2/s'")], &["plans.free.limits"], &[]),
-        (&[("default_plan = 'free'", "default_plan = 'pro'")], &["downstreams.a.lanes.default_plan"], &[]),
-        (&[("default_plan = 'free'", "")], &["downstreams.a.lanes.default_plan"], &[]),
-        (&[a("revision = 1\nhorizon = '1s'\n")], &["downstreams.a.horizon"], &[]),
-        (&[("[amqp]", "[store]\non_unavailable = 'local'\n[amqp]")], &["store.on_unavailable"], &[]),
-        (&[a("revision = 1\non_unavailable = 'open'\n")], &["downstreams.a.on_unavailable"], &[]),
+        (&[("[amqp]\n", "# a comment\n\n[amqp]\nurl = 'amqp://127.0.0.1:5672/%2f'\n")], &[], &[], &[]),
+        (&[("rate = '50/s'", "rate = '20/s'")], &["downstreams.a.rate"], &[], &[]),
+        (&[("'100/m'", "'200/m'")], &["downstreams.a.limits"], &[], &[]),
+        (&[("rate = '50/s'\n", "")], &["downstreams.a.rate"], &[], &[]),
+        (&[a("")], &["downstreams.a.revision"], &[], &[]),
+        (&[a("revision = 2\n")], &["downstreams.a.revision"], &[], &[]),
+        (&[a("concurrency = 5\n")], &["downstreams.a.concurrency", "downstreams.a.revision"], &[], &[]),
+        (&[("'1/s'", "'2/s'")], &["plans.free.limits"], &[], &[]),
+        (
+            &[("default_plan = 'free'", "default_plan = 'pro'")],
+            &["downstreams.a.lanes.default_plan"],
+            &[],
+            &[],
+        ),
+        (&[("default_plan = 'free'", "")], &["downstreams.a.lanes.default_plan"], &[], &[]),
+        (&[a("revision = 1\nhorizon = '1s'\n")], &["downstreams.a.horizon"], &[], &[]),
+        (&[("[amqp]", "[store]\non_unavailable = 'local'\n[amqp]")], &["store.on_unavailable"], &[], &[]),
+        (&[a("revision = 1\non_unavailable = 'open'\n")], &["downstreams.a.on_unavailable"], &[], &[]),
         (
             &[a(
                 "revision = 1\nretry = { max_attempts = 2, max_throttled = 5, on_unauthorized = [403], min_backoff = '2s', max_backoff = '3s', max_pause = '4s' }\n",
@@ -69,6 +87,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
                 "downstreams.a.retry.min_backoff",
                 "downstreams.a.retry.on_unauthorized",
             ],
+            &[],
             &[],
         ),
         (
@@ -83,6 +102,7 @@ fn each_key_counts_at_once_or_needs_a_restart() {
                 "downstreams.a.retry.status.500.max_attempts",
             ],
             &[],
+            &[],
         ),
         (
             &[a(
@@ -94,41 +114,55 @@ fn each_key_counts_at_once_or_needs_a_restart() {
                 "downstreams.a.retry.max_cooldown",
             ],
             &[],
+            &[],
         ),
-        (&[("prefix = 'p'", "prefix = 'q'")], &[], &["amqp.prefix"]),
+        (&[("prefix = 'p'", "prefix = 'q'")], &[], &[], &["amqp.prefix"]),
         // A secret changed, which is shown masked before and after.
-        (&[("hunter2", "hunter3")], &["downstreams.a.http.headers.authorization"], &[]),
+        (&[("hunter2", "hunter3")], &["downstreams.a.http.headers.authorization"], &[], &[]),
         (
             &[("[amqp]", "[admin]\ntoken = 'a'\nlisten = '127.0.0.1:0'\n[amqp]")],
             &["admin.token"],
+            &[],
             &["admin.listen"],
         ),
-        (&[("[amqp]", "[amqp]\ndeclare = false")], &[], &["amqp.declare"]),
-        (&[a("revision = 1\nqueue.prefetch = 5\n")], &[], &["downstreams.a.queue.prefetch"]),
-        (&[("[amqp]", "precision = 'coarse'\n[amqp]")], &[], &["precision"]),
-        (&[("downstreams.b", "downstreams.c")], &[], &["downstreams.b", "downstreams.c"]),
-        (&[("plans.pro", "plans.gold")], &[], &["plans.gold", "plans.pro"]),
-        // The plan does not exist before the restart.
+        (&[("[amqp]", "[amqp]\ndeclare = false")], &[], &[], &["amqp.declare"]),
+        (&[("[amqp]", "[store]\nkey_prefix = 'q'\n[amqp]")], &[], &[], &["store.key_prefix"]),
+        (&[a("revision = 1\nqueue.prefetch = 5\n")], &[], &["=a downstreams.a.queue.prefetch"], &[]),
+        (
+            &[("base_url = 'http://localhost/'", "base_url = 'http://other/'")],
+            &[],
+            &["=a downstreams.a.http.base_url"],
+            &[],
+        ),
+        (&[("[amqp]", "precision = 'coarse'\n[amqp]")], &[], &[], &["precision"]),
+        (&[("downstreams.b", "downstreams.c")], &[], &["+c", "-b"], &[]),
+        (
+            &[("plans.pro", "plans.gold")],
+            &[],
+            &["=a plans.gold", "=a plans.pro", "=b plans.gold", "=b plans.pro"],
+            &[],
+        ),
         (
             &[("plans.pro", "plans.gold"), ("default_plan = 'free'", "default_plan = 'gold'")],
+            &["downstreams.a.lanes.default_plan"],
+            &["=a plans.gold", "=a plans.pro", "=b plans.gold", "=b plans.pro"],
             &[],
-            &["downstreams.a.lanes.default_plan", "plans.gold", "plans.pro"],
         ),
-        // A change of `on_limit` needs a restart, and with it one of the limits.
         (
             &[a("on_limit = 'reject'\nconcurrency = 5\n"), ("rate = '50/s'", "rate = '20/s'")],
-            &["downstreams.a.concurrency"],
-            &["downstreams.a.on_limit", "downstreams.a.rate", "downstreams.a.revision"],
+            &["downstreams.a.concurrency", "downstreams.a.rate", "downstreams.a.revision"],
+            &["=a downstreams.a.on_limit"],
+            &[],
         ),
     ];
-    for (edits, changed, restart) in cases {
-        let Reload { loaded, changed: live, restart: later } = reload(TEXT, edits);
+    for (edits, changed, moved, restart) in cases {
+        let Reload { loaded, changed: live, downstreams, restart: later } = reload(TEXT, edits);
         assert_eq!(
-            (&live[..], &later[..]),
-            (owned(changed).as_slice(), owned(restart).as_slice()),
+            (live, moves(&downstreams), later),
+            (owned(changed), owned(moved), owned(restart)),
             "{edits:?}"
         );
-        // The configuration in effect is one like any other: when it is read again, the rest still differs.
+        // The configuration in effect is one like any other.
         let shown = show(&loaded);
         let tables: Vec<&str> = shown.lines().filter(|line| line.starts_with('[')).collect();
         let unique: std::collections::BTreeSet<&str> = tables.iter().copied().collect();
@@ -166,25 +200,40 @@ fn what_counts_at_once_is_in_effect_and_the_rest_is_as_it_was() {
     assert_eq!((a.retry.max_attempts, a.retry.max_pause), (2, Duration::from_secs(1)));
     assert_eq!((a.on_unavailable, b.on_unavailable), (OnUnavailable::Open, OnUnavailable::Local));
     assert_eq!(a.default_plan(), Some(1));
-    assert_eq!((settings.amqp.prefix.as_str(), b.queue.prefetch), ("p", 1000));
-    assert_eq!(reload.restart, ["amqp.prefix", "downstreams.b.queue.prefetch"]);
+    assert_eq!((settings.amqp.prefix.as_str(), b.queue.prefetch), ("p", 5));
+    assert_eq!(moves(&reload.downstreams), ["=b downstreams.b.queue.prefetch"]);
+    assert_eq!(reload.restart, ["amqp.prefix"]);
     // When it is read once more, only what needs a restart still differs.
     let again = reload.loaded.reload(&reload.loaded);
     assert_eq!((again.changed.len(), again.restart.len()), (0, 0));
+    assert!(again.downstreams.is_empty());
 }
 
 #[test]
-fn a_plan_that_goes_stays_until_the_restart_beside_the_new_limits() {
+fn where_a_plan_goes_all_downstreams_restart_without_it() {
     let reload = reload(TEXT, &[("[plans.pro]\nlimits = [{ rate = '5/s' }]\n", ""), ("'50/s'", "'20/s'")]);
-    assert_eq!(
-        (&reload.changed[..], &reload.restart[..]),
-        (&["downstreams.a.rate".to_owned()][..], &["plans.pro".to_owned()][..])
-    );
+    assert_eq!(reload.changed, ["downstreams.a.rate"]);
+    assert_eq!(moves(&reload.downstreams), ["=a plans.pro", "=b plans.pro"]);
     let a = &reload.loaded.settings.downstreams["a"];
     let names: Vec<_> = a.plans.iter().map(|plan| plan.name.as_str()).collect();
-    assert_eq!(names, ["free", "pro"]);
-    let rates: Vec<_> = a.plans[1].limits.iter().map(|limit| limit.rate().to_string()).collect();
-    assert_eq!(rates, ["20/s", "100/m", "5/s"]);
+    assert_eq!(names, ["free"]);
+    let rates: Vec<_> = a.plans[0].limits.iter().map(|limit| limit.rate().to_string()).collect();
+    assert_eq!(rates, ["20/s", "100/m", "1/s"]);
+}
+
+#[test]
+fn one_that_comes_is_there_as_a_whole_and_one_that_goes_leaves_nothing() {
+    let reload = reload(
+        TEXT,
+        &[("[downstreams.b]", "[downstreams.c]\nconcurrency = 3"), ("prefix = 'p'", "prefix = 'q'")],
+    );
+    let settings = &reload.loaded.settings;
+    assert_eq!(settings.downstreams.keys().collect::<Vec<_>>(), ["a", "c"]);
+    assert_eq!((settings.downstreams["c"].concurrency, settings.amqp.prefix.as_str()), (3, "p"));
+    let shown = show(&reload.loaded);
+    assert!(shown.contains("[downstreams.c.http]") && !shown.contains("downstreams.b"), "{shown}");
+    let back = reload.loaded.reload(&Scene::new(TEXT).right());
+    assert_eq!((moves(&back.downstreams), back.restart), (owned(&["+b", "-c"]), owned(&[])));
 }
 
 #[test]
@@ -203,14 +252,15 @@ fn headers_in_files_count_together_with_the_host_that_they_were_written_for() {
     let scene = with(Scene::new(text), "old");
     let old = scene.right();
     let scene = with(scene, "new");
-    let Reload { loaded, changed, restart } = old.reload(&scene.right());
+    let Reload { loaded, changed, downstreams, restart } = old.reload(&scene.right());
+    assert!(downstreams.is_empty());
     assert_eq!((changed, restart), (owned(&["downstreams.a.http.headers.authorization"]), owned(&[])));
     assert_eq!(parts(&loaded), ["http://new/", "http://new:3128", "new"]);
     // Another file is another host.
     let scene = scene.file("other", "http://other/").file("paced.toml", &text.replace("'base'", "'other'"));
-    let Reload { loaded, restart, .. } = loaded.reload(&scene.right());
-    assert_eq!(restart, owned(&["downstreams.a.http.base_url"]));
-    assert_eq!(parts(&loaded)[0], "http://new/");
+    let Reload { loaded, downstreams, .. } = loaded.reload(&scene.right());
+    assert_eq!(moves(&downstreams), ["=a downstreams.a.http.base_url"]);
+    assert_eq!(parts(&loaded)[0], "http://other/");
 }
 
 const LANES: &str = "\
@@ -228,9 +278,9 @@ limits = [{ rate = '7/s', per = ['tenant'] }]
 weights = { acme = 2 }
 ";
 
-/// Limits of lanes would hold for all jobs of a plan, or be two states, until the restart.
+/// Limits of lanes would hold for all jobs of a plan, or be two states.
 #[test]
-fn where_lanes_come_or_go_or_have_other_states_their_limits_wait_for_the_restart() {
+fn where_lanes_come_or_go_or_have_other_states_the_downstream_restarts() {
     let [by, fair_by, rest] = [
         "by = { tenant = 'header:paced-lane', end = 'routing-key:2' }\n",
         "fair_by = 'tenant'\n",
@@ -255,13 +305,11 @@ fn where_lanes_come_or_go_or_have_other_states_their_limits_wait_for_the_restart
             let a = &loaded.settings.downstreams["a"];
             format!("{:?} {:?} {:?}", a.limits, a.plans, a.lanes)
         };
-        assert_eq!(shown(&reload.loaded), shown(&old), "{what}");
-        assert_eq!(reload.changed, [""; 0], "{what}");
-        assert!(
-            reload.restart.iter().any(|key| key.starts_with("downstreams.a.lanes.")),
-            "{what}: {:?}",
-            reload.restart
-        );
+        assert_eq!(shown(&reload.loaded), shown(&new), "{what}");
+        assert!(!reload.changed.iter().any(|key| key.starts_with("downstreams.a.lanes.")), "{what}");
+        let moves = moves(&reload.downstreams);
+        assert!(moves.iter().any(|key| key.starts_with("=a downstreams.a.lanes.")), "{what}: {moves:?}");
+        assert!(reload.restart.is_empty(), "{what}: {:?}", reload.restart);
     }
 }
 
@@ -271,18 +319,14 @@ fn limits_and_weights_of_lanes_that_stay_count_at_once() {
         [("'7/s'", "'8/s'"), ("acme = 2", "acme = 3"), ("[plans.pro]\nlimits = [{ rate = '5/s' }]\n", "")];
     let reload = reload(LANES, &edits);
     assert_eq!(reload.changed, ["downstreams.a.lanes.limits", "downstreams.a.lanes.weights.acme"]);
-    assert_eq!(reload.restart, ["plans.pro"]);
+    assert_eq!((moves(&reload.downstreams), reload.restart.len()), (owned(&["=a plans.pro"]), 0));
     let a = &reload.loaded.settings.downstreams["a"];
     assert_eq!(a.lanes.rules.as_ref().unwrap().weights["acme"], 3);
-    // The limits of lanes have the same numbers in all plans, also in one that stays until the restart.
+    // The limits of lanes have the same numbers in all plans.
     let rates =
         |place: usize| a.plans[place].limits.iter().map(|limit| limit.rate().to_string()).collect::<Vec<_>>();
     assert_eq!(
-        (rates(0), rates(1), rates(2)),
-        (
-            ["50/s", "8/s", "1/s"].map(str::to_owned).to_vec(),
-            ["50/s", "8/s", "5/s"].map(str::to_owned).to_vec(),
-            ["50/s", "8/s"].map(str::to_owned).to_vec(),
-        )
+        (rates(0), rates(1), a.plans.len()),
+        (["50/s", "8/s", "1/s"].map(str::to_owned).to_vec(), ["50/s", "8/s"].map(str::to_owned).to_vec(), 2,)
     );
 }

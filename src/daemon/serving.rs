@@ -1,0 +1,157 @@
+//! Runs the dispatchers. Some begin and end while the daemon runs.
+//!
+//! ```text
+//! order ─▶ begin ─▶ running ─ order ─▶ ending ─▶ its channels are closed ─▶ the next one of its name begins, or none
+//! ```
+//!
+//! One that is to end finishes what it sends, within `shutdown.drain_timeout`, and gives the rest back to the broker.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use paced::amqp::{self, Amqp};
+use paced::dispatch::{Dispatcher, Drained};
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::factory::Made;
+use crate::status::{Dispatchers, Handle};
+
+/// The dispatchers that end and begin at one reload. One that is in both begins once the one of its name has ended.
+pub(super) struct Order {
+    pub(super) ended: Vec<String>,
+    pub(super) begun: Vec<Made>,
+}
+
+/// All dispatchers of a daemon.
+pub(super) struct Serving {
+    amqp: Arc<Amqp>,
+    dispatchers: Dispatchers,
+    orders: mpsc::UnboundedReceiver<Order>,
+    /// Ends all dispatchers.
+    stop: CancellationToken,
+    running: JoinSet<Ended>,
+    /// The downstreams whose dispatchers run, or have not ended yet.
+    names: BTreeSet<String>,
+    /// Those that begin once the dispatcher of their name has ended.
+    next: BTreeMap<String, Made>,
+}
+
+/// A dispatcher that has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) name: String,
+    pub(super) drained: Drained,
+    /// Whether it was to end, while others run on.
+    is_ordered: bool,
+}
+
+impl Serving {
+    /// No dispatchers yet. Those that run are in `dispatchers`, and end with `stop`.
+    pub(super) fn new(
+        amqp: Arc<Amqp>,
+        dispatchers: Dispatchers,
+        orders: mpsc::UnboundedReceiver<Order>,
+        stop: CancellationToken,
+    ) -> Self {
+        let (running, names, next) = (JoinSet::new(), BTreeSet::new(), BTreeMap::new());
+        Self { amqp, dispatchers, orders, stop, running, names, next }
+    }
+
+    /// Starts a dispatcher whose handle is in the list, and which runs until `end`.
+    ///
+    /// # Errors
+    /// The connections know no such downstream.
+    pub(super) fn begin(
+        &mut self,
+        name: String,
+        dispatcher: Dispatcher,
+        end: CancellationToken,
+    ) -> Result<(), amqp::Error> {
+        let source = self.amqp.source(&name)?;
+        self.names.insert(name.clone());
+        let (amqp, stop) = (Arc::clone(&self.amqp), self.stop.clone());
+        self.running.spawn(async move {
+            let drained = dispatcher.run(source, end.clone()).await;
+            let is_ordered = end.is_cancelled() && !stop.is_cancelled();
+            if is_ordered && !amqp.remove(&name).await {
+                tracing::warn!(
+                    downstream = name,
+                    "RabbitMQ has not confirmed the last acks; jobs that were just sent may be sent again"
+                );
+            }
+            Ended { name, drained, is_ordered }
+        });
+        Ok(())
+    }
+
+    /// Carries out orders until a dispatcher ends by itself, and returns that. Cancel safe.
+    pub(super) async fn run(&mut self) -> Result<Ended, JoinError> {
+        loop {
+            tokio::select! {
+                Some(order) = self.orders.recv() => self.carry_out(order),
+                Some(ended) = self.running.join_next() => match ended {
+                    Ok(Ended { name, drained, is_ordered: true }) => self.ended(&name, drained),
+                    ended => return ended,
+                },
+                // Nobody orders anything any more.
+                else => std::future::pending::<()>().await,
+            }
+        }
+    }
+
+    /// Waits for the next dispatcher that ends; `None` once none is left. Cancel safe.
+    pub(super) async fn next_ended(&mut self) -> Option<Result<Ended, JoinError>> {
+        self.running.join_next().await
+    }
+
+    fn carry_out(&mut self, Order { ended, begun }: Order) {
+        for name in ended {
+            self.next.remove(&name);
+            self.dispatchers.end(&name);
+        }
+        let (later, now): (Vec<Made>, Vec<Made>) =
+            begun.into_iter().partition(|made| self.names.contains(&made.name));
+        self.next.extend(later.into_iter().map(|made| (made.name.clone(), made)));
+        self.start(now);
+    }
+
+    /// Starts dispatchers of which none has the name of one that runs. The bytes of the window are divided once.
+    fn start(&mut self, made: Vec<Made>) {
+        let queues: Vec<_> = made.iter().map(|made| made.queue.clone()).collect();
+        if let Err(error) = self.amqp.add(&queues) {
+            tracing::error!(%error, "downstreams cannot be served");
+            return;
+        }
+        for Made { name, dispatcher, .. } in made {
+            let handle = Handle::of(&dispatcher, self.stop.child_token());
+            match self.begin(name.clone(), dispatcher, handle.end.clone()) {
+                Ok(()) => self.dispatchers.insert(name, handle),
+                Err(error) => tracing::error!(downstream = name, %error, "the downstream cannot be served"),
+            }
+        }
+    }
+
+    fn ended(&mut self, name: &str, drained: Drained) {
+        self.names.remove(name);
+        let unfinished = drained.unfinished;
+        if unfinished > 0 {
+            tracing::warn!(
+                downstream = name,
+                unfinished,
+                "the drain timed out; these jobs will be sent again"
+            );
+        }
+        if let Some(made) = self.next.remove(name) {
+            self.start(vec![made]);
+            tracing::info!(downstream = name, "the downstream has restarted");
+            return;
+        }
+        self.dispatchers.forget(name);
+        tracing::info!(
+            downstream = name,
+            "the downstream is served no more; the jobs in its queues stay there"
+        );
+    }
+}

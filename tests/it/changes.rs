@@ -1,0 +1,170 @@
+//! Downstreams that come, go and restart while the daemon runs.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use crate::amqp::many::{channels, vhost};
+use crate::support::api::{Answer, Api, Arrival, Gate};
+use crate::support::daemon::Paced;
+use crate::support::publish::{self, Job};
+use crate::support::servers::{rabbit, redis};
+use crate::support::site::{Site, compare};
+use crate::support::{LONG, eventually, until};
+
+/// The table of a downstream with this name, API and text.
+fn table(name: &str, api: &Api, more: &str) -> String {
+    format!("[downstreams.{name}]\n{more}\n[downstreams.{name}.http]\nbase_url = '{}'\n", api.url())
+}
+
+/// Writes the configuration and has the daemon read it. Returns once the log has this text since.
+async fn reload(paced: &Paced, config: &str, end: &str) {
+    let before = paced.log().len();
+    std::fs::write(paced.config_file(), config).unwrap();
+    paced.hangup();
+    eventually(end, LONG, || paced.log()[before..].iter().any(|line| line.contains(end))).await;
+}
+
+/// Publishes jobs for a downstream once it has a queue.
+async fn publish_to(site: &Site, downstream: &str, jobs: Vec<Job>) {
+    let queue = format!("{}.jobs.{downstream}", site.prefix);
+    until("the queue", LONG, async || publish::depth(&site.amqp, &queue).await.is_some()).await;
+    // A queue is there before it is bound, so that they go to the queue itself.
+    publish::publish_to(&site.amqp, "", &queue, jobs).await;
+}
+
+fn ids(arrivals: &[Arrival]) -> BTreeSet<String> {
+    arrivals.iter().map(|arrival| arrival.id().to_owned()).collect()
+}
+
+/// A configuration with an admin server and more downstreams.
+fn with(site: &Site, more: &str) -> String {
+    format!("{}[admin]\nlisten = '127.0.0.1:0'\n{more}", site.config())
+}
+
+#[tokio::test]
+async fn one_that_comes_is_served_and_one_that_goes_finishes_gives_back_and_is_an_orphan() {
+    let site = Site::shared("comes", "rate = '1000/s'").await;
+    let api = Api::start();
+    let without = with(&site, "");
+    let paced = Paced::hasty(&without, 50).await;
+    let with = with(&site, &table("more", &api, "rate = '1000/s'\nconcurrency = 1"));
+    reload(&paced, &with, "the downstream was added").await;
+    publish_to(&site, "more", Job::many("first", 20)).await;
+    assert!(compare("first", 20, &api.wait_for(20, LONG).await).is_clean());
+    assert!(paced.metrics().await.contains("downstream=\"more\""));
+
+    // One is being sent, and two wait.
+    let gate = Gate::closed();
+    api.rule({
+        let gate = gate.clone();
+        move |_| Answer::ok().gated(&gate)
+    });
+    publish_to(&site, "more", Job::many("second", 3)).await;
+    api.wait_for(21, LONG).await;
+    reload(&paced, &without, "the downstream was removed").await;
+    gate.open();
+    paced.wait_line("the downstream is served no more", LONG).await;
+    let queue = format!("{}.jobs.more", site.prefix);
+    site.depth(&queue, 2, LONG).await;
+    assert_eq!(api.count(), 21, "no other one was sent");
+    until("an orphan", LONG, async || paced.metrics().await.contains("\npaced_orphans 1")).await;
+    assert!(!paced.metrics().await.contains("downstream=\"more\""));
+    // The other one is served all the time.
+    site.publish(Job::many("job", 10)).await;
+    assert!(compare("job", 10, &site.api.wait_for(10, LONG).await).is_clean());
+
+    reload(&paced, &with, "the downstream was added").await;
+    assert_eq!(ids(&api.wait_for(23, LONG).await).len(), 23, "the two that waited, and none twice");
+    until("no orphan", LONG, async || paced.metrics().await.contains("\npaced_orphans 0")).await;
+    assert!(paced.metrics().await.contains("downstream=\"more\""));
+    assert_eq!(paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn one_that_restarts_loses_nothing_and_sends_nothing_twice() {
+    let site = Site::shared("restarts", "rate = '200/s'").await;
+    let other = Api::start();
+    let paced = site.replica().await;
+    site.publish(Job::many("job", 200)).await;
+    site.api.wait_for(20, LONG).await;
+    let elsewhere = site.config().replace(&site.api.url(), &other.url());
+    reload(&paced, &elsewhere, "the downstream restarts").await;
+    eventually("the rest goes elsewhere", LONG, || site.api.count() + other.count() >= 200).await;
+    // A plan that comes is known to the jobs that follow.
+    let plan = format!("{elsewhere}[plans.pro]\nlimits = [{{ rate = '100/s' }}]\n");
+    reload(&paced, &plan, "the downstream has restarted").await;
+    let with_plan = Job::many("planned", 5).into_iter().map(|job| job.header("paced-plan", "pro"));
+    site.publish(with_plan.collect()).await;
+    let before = site.api.count();
+    let there = other.wait_for(205 - before, LONG).await;
+    let all: Vec<Arrival> = site.api.arrivals().into_iter().chain(there).collect();
+    assert_eq!((all.len(), ids(&all).len()), (205, 205));
+    assert!(other.count() > 5, "some went elsewhere");
+    assert_eq!(paced.stop().await, 0);
+}
+
+/// Changes that come while the one before is not through count once it is.
+#[tokio::test]
+async fn of_changes_in_quick_succession_the_last_one_counts() {
+    let site = Site::shared("quick", "rate = '1000/s'\nconcurrency = 1").await;
+    let paced = site.replica().await;
+    let gate = Gate::closed();
+    site.api.rule({
+        let gate = gate.clone();
+        move |_| Answer::ok().gated(&gate)
+    });
+    site.publish(Job::many("job", 5)).await;
+    site.api.wait_for(1, LONG).await;
+    // The first request keeps the one that is replaced from its end.
+    let apis = [Api::start(), Api::start()];
+    for api in &apis {
+        let config = site.config().replace(&site.api.url(), &api.url());
+        reload(&paced, &config, "the downstream restarts").await;
+    }
+    let last = site.config().replace(&site.api.url(), &apis[1].url()).replace("= 1\n", "= 3\n");
+    reload(&paced, &last, "downstreams.billing.concurrency").await;
+    let second = Gate::closed();
+    apis[1].rule({
+        let gate = second.clone();
+        move |_| Answer::ok().gated(&gate)
+    });
+    gate.open();
+    eventually("three at a time", LONG, || apis[1].in_flight() == 3).await;
+    second.open();
+    apis[1].wait_for(4, LONG).await;
+    assert_eq!((site.api.count(), apis[0].count(), apis[1].count()), (1, 0, 4));
+    assert_eq!(paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn fifty_that_come_and_go_leave_no_channel_and_no_connection() {
+    let (rabbit, redis) = (rabbit().await, redis().await);
+    let mut site = Site::on(rabbit, redis, "fifty", "rate = '1000/s'");
+    site.amqp = vhost(rabbit, "fifty").await;
+    let api = Api::start();
+    let paced = Paced::spawn(&site.config()).await;
+    // Two queues of each downstream are consumed; a look at queues has a channel for a moment.
+    let consumed = async |downstreams: usize| {
+        until("the consumers", LONG, async || channels(rabbit, "fifty").await == vec![1; 2 * downstreams])
+            .await;
+    };
+    consumed(1).await;
+    let ports = paced.ports_to(rabbit.port()).len();
+    let mut with = site.config();
+    for n in 0..50 {
+        let _ = write!(with, "{}", table(&format!("d{n}"), &api, "rate = '1000/s'"));
+    }
+    for round in 1..=3 {
+        reload(&paced, &with, "configuration reloaded").await;
+        consumed(51).await;
+        for n in 0..50 {
+            publish_to(&site, &format!("d{n}"), Job::many(&format!("{round}-{n}"), 2)).await;
+        }
+        let arrivals = api.wait_for(100 * round, LONG).await;
+        assert_eq!(ids(&arrivals).len(), 100 * round);
+        reload(&paced, &site.config(), "configuration reloaded").await;
+        consumed(1).await;
+        assert_eq!(paced.ports_to(rabbit.port()).len(), ports);
+    }
+    assert_eq!(paced.stop().await, 0);
+}
