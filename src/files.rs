@@ -1,5 +1,6 @@
 //! Notices when a file is replaced or rewritten, and reads secrets again.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,6 +48,49 @@ fn stamps(files: &[PathBuf]) -> Stamps {
     files.iter().map(|file| Stamp::of(file).ok()).collect()
 }
 
+/// The files of a directory and what the system says of each: another listing means that one was added, removed, replaced or
+/// rewritten, also through a symbolic link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing(BTreeMap<PathBuf, Option<Stamp>>);
+
+impl Listing {
+    /// The most files, and the most entries of the directory.
+    const MAX_FILES: usize = 20_000;
+    const MAX_ENTRIES: usize = 100_000;
+
+    /// Lists the files whose names end with `.toml` and do not begin with `.`: those that editors write first, and those that
+    /// Kubernetes keeps in a volume, are left out. It blocks while the system answers.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or has too much in it.
+    pub fn of(dir: &Path) -> io::Result<Self> {
+        let mut files = BTreeMap::new();
+        for (number, entry) in std::fs::read_dir(dir)?.enumerate() {
+            let path = entry?.path();
+            if is_configuration(&path) {
+                let stamp = Stamp::of(&path).ok();
+                files.insert(path, stamp);
+            }
+            if number >= Self::MAX_ENTRIES || files.len() > Self::MAX_FILES {
+                let (files, entries) = (Self::MAX_FILES, Self::MAX_ENTRIES);
+                return Err(io::Error::other(format!("over {files} files, or {entries} entries")));
+            }
+        }
+        Ok(Self(files))
+    }
+
+    /// The paths of the files, in order.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.0.keys().map(PathBuf::as_path)
+    }
+}
+
+/// Whether the name of the file is that of a configuration that is whole.
+fn is_configuration(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.ends_with(".toml") && !name.starts_with('.')
+}
+
 /// Reads a secret again from its file. It may block. The error is a text for people, without any secret.
 #[derive(Clone)]
 pub struct ReadSecret(Arc<dyn Fn() -> Result<String, String> + Send + Sync>);
@@ -72,3 +116,36 @@ impl PartialEq for ReadSecret {
 }
 
 impl Eq for ReadSecret {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_has_the_files_that_are_whole_and_changes_with_each_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in ["b.toml", "a.toml", ".c.toml", "d.toml~", "e.toml.swp", "toml"] {
+            std::fs::write(path(name), "1").unwrap();
+        }
+        let list = || Listing::of(folder.path()).unwrap();
+        let names = |listing: &Listing| -> Vec<String> {
+            listing.files().map(|file| file.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+        };
+        let first = list();
+        assert_eq!((names(&first), first == list()), (vec!["a.toml".to_owned(), "b.toml".to_owned()], true));
+        std::fs::write(path(".c.toml"), "22").unwrap();
+        assert_eq!(list(), first);
+        // Editors rename what they have written.
+        std::fs::rename(path(".c.toml"), path("b.toml")).unwrap();
+        let second = list();
+        assert!(second != first && names(&second) == names(&first));
+        std::fs::write(path("a.toml"), "333").unwrap();
+        let third = list();
+        assert_ne!(third, second);
+        std::fs::remove_file(path("a.toml")).unwrap();
+        assert_eq!(names(&list()), ["b.toml"]);
+        drop(third);
+        assert!(Listing::of(&path("gone")).is_err());
+    }
+}

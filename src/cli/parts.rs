@@ -12,9 +12,17 @@ pub(super) fn sources(global: &Global) -> Sources {
     Sources::from_process(global.config.clone(), global.set.clone())
 }
 
-/// Reads the configuration; errors are printed to stderr.
+/// Reads the configuration; errors are printed to stderr. Those of files in the directory of `[dynamic]` end nothing: these
+/// files are left out.
 pub(super) fn load(global: &Global) -> Result<Loaded, Exit> {
-    config::load(sources(global)).map_err(|errors| {
+    let loaded = load_to_run(global)?;
+    loaded.mistakes().iter().for_each(out::say);
+    Ok(loaded)
+}
+
+/// As [`load`], but the log has the mistakes of files in the directory of `[dynamic]`.
+pub(super) fn load_to_run(global: &Global) -> Result<Loaded, Exit> {
+    config::load_usable(sources(global), None).map_err(|errors| {
         out::say(&errors);
         Exit::Config
     })

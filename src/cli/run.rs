@@ -13,7 +13,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(global: &Global) -> Result<(), Exit> {
-    let loaded = parts::load(global)?;
+    let loaded = parts::load_to_run(global)?;
     let ran = async {
         // A signal that comes during the start waits for its end.
         let (signals, hangups) = (Signals::new()?, Hangups::new()?);

@@ -5,6 +5,7 @@
 
 mod answers;
 mod document;
+mod dynamic;
 mod error;
 mod key;
 mod limits;
@@ -29,6 +30,7 @@ mod warnings;
 use std::path::{Path, PathBuf};
 
 pub use document::quote;
+pub use dynamic::Dynamic;
 pub use error::{ConfigError, ConfigErrors};
 pub use limits::LimitCost;
 pub use reload::{DownstreamChanges, Reload};
@@ -47,6 +49,7 @@ pub use value::duration;
 
 pub use crate::tls::ServerTlsOptions as AdminTls;
 
+use dynamic::WrongFiles;
 use error::Kind;
 use reader::{Entry, Reader};
 use source::Layers;
@@ -65,9 +68,31 @@ pub struct Loaded {
     /// `warning: ` before the text.
     pub warnings: Vec<ConfigError>,
     entries: Vec<Entry>,
+    dynamic: Option<Dynamic>,
 }
 
 impl Loaded {
+    /// The directory of `[dynamic]`, if there is one.
+    pub const fn dynamic(&self) -> Option<&Dynamic> {
+        self.dynamic.as_ref()
+    }
+
+    /// The mistakes of files in the directory of `[dynamic]` that do not count as they are; see [`load_usable`].
+    pub fn mistakes(&self) -> &[ConfigError] {
+        self.dynamic.as_ref().map_or(&[][..], Dynamic::mistakes)
+    }
+
+    /// Reads the directory of `[dynamic]` again as [`load_usable`] does, with all other sources as they were read for `self`.
+    /// Reads files, so it blocks for a moment. Without a directory it is the same configuration.
+    ///
+    /// # Errors
+    /// As of [`load_usable`].
+    pub fn load_dynamic(&self, sources: &Sources) -> Result<Self, ConfigErrors> {
+        let Some(dynamic) = &self.dynamic else { return Ok(self.clone()) };
+        let base = Layers::clone(&dynamic.base);
+        dynamic::load(base, dynamic.dir(), sources, WrongFiles::Replace(Some(dynamic)))
+    }
+
     /// A warning about a key, in the form of [`Loaded::warnings`].
     pub fn warning(&self, key: &str, problem: &str) -> String {
         let entry = self.entries.iter().find(|entry| entry.path() == key);
@@ -83,6 +108,16 @@ impl Loaded {
 /// mistakes: not those that the rest of the file might have corrected.
 pub fn load(sources: Sources) -> Result<Loaded, ConfigErrors> {
     load_with(&sources, Path::new(SYSTEM_FILE))
+}
+
+/// As [`load`], but a file with mistakes in the directory of `[dynamic]` keeps no other file from being used. It counts as it
+/// was in `before`, or is left out. [`Loaded::mistakes`] has its mistakes.
+///
+/// # Errors
+/// The mistakes of all other sources; or the directory cannot be read.
+pub fn load_usable(sources: Sources, before: Option<&Loaded>) -> Result<Loaded, ConfigErrors> {
+    let before = before.and_then(Loaded::dynamic);
+    load_from(&sources, Path::new(SYSTEM_FILE), WrongFiles::Replace(before))
 }
 
 /// Reads `[admin]` alone, for tools that call a daemon from machines that may have no more of its configuration. Reads
@@ -111,18 +146,30 @@ pub fn load_admin(sources: &Sources) -> Result<Admin, ConfigErrors> {
 pub fn load_text(name: &str, text: &str, dir: &Path) -> Result<Loaded, ConfigErrors> {
     let mut layers = Layers::default();
     layers.text(name.to_owned(), text, dir.to_owned());
-    load_layers(layers, &Sources::default())
+    load_layers(layers, &Sources::default(), WrongFiles::Refuse)
 }
 
 fn load_with(sources: &Sources, system: &Path) -> Result<Loaded, ConfigErrors> {
+    load_from(sources, system, WrongFiles::Refuse)
+}
+
+fn load_from(sources: &Sources, system: &Path, wrong: WrongFiles<'_>) -> Result<Loaded, ConfigErrors> {
     let layers = Layers::read(sources, system);
     if layers.all.is_empty() {
         return Err(ConfigErrors::new(layers.errors));
     }
-    load_layers(layers, sources)
+    load_layers(layers, sources, wrong)
 }
 
-fn load_layers(mut layers: Layers, sources: &Sources) -> Result<Loaded, ConfigErrors> {
+fn load_layers(layers: Layers, sources: &Sources, wrong: WrongFiles<'_>) -> Result<Loaded, ConfigErrors> {
+    match dynamic::dir_of(&layers, sources) {
+        Some(dir) => dynamic::load(layers, &dir, sources, wrong),
+        None => load_all(layers, sources),
+    }
+}
+
+/// Loads all layers.
+fn load_all(mut layers: Layers, sources: &Sources) -> Result<Loaded, ConfigErrors> {
     let figment = layers.merge();
     let root = Layers::root(&figment);
     let mut reader = Reader::new(&figment, &layers.all, &root);
@@ -143,7 +190,7 @@ fn load_layers(mut layers: Layers, sources: &Sources) -> Result<Loaded, ConfigEr
     match settings {
         Some(settings) if layers.errors.is_empty() => {
             let warnings = ConfigErrors::sorted(warnings);
-            Ok(Loaded { settings, files: layers.files, warnings, entries })
+            Ok(Loaded { settings, files: layers.files, warnings, entries, dynamic: None })
         }
         _ => Err(ConfigErrors::new(layers.errors)),
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::dynamic::dynamic;
 use super::key::{Absent, keys};
 use super::reader::{Reader, Table};
 use super::settings::{Downstream, Settings};
@@ -44,10 +45,12 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> Option<Settings> {
     let reply = process::reply(reader, &root);
     let admin = admin(reader, &root);
     let shutdown = process::shutdown(reader, &root);
+    let dir = dynamic(reader, &root);
     let plans = plans(reader, &root);
     let table = reader.names(&root, &DOWNSTREAMS, &[]);
     let names = table.keys();
     if names.is_empty()
+        && dir.is_none()
         && (table.is_there() || !root.has(DOWNSTREAMS.name))
         && let Absent::Mistake(hint) = DOWNSTREAMS.absent
     {

@@ -156,8 +156,8 @@ impl Loaded {
         }
         let settings = merged(&self.settings, &new.settings);
         let entries = merged_entries(&self.entries, &new.entries, &changed);
-        let (files, warnings) = (new.files.clone(), new.warnings.clone());
-        let loaded = Self { settings, files, warnings, entries };
+        let (files, warnings, dynamic) = (new.files.clone(), new.warnings.clone(), new.dynamic.clone());
+        let loaded = Self { settings, files, warnings, entries, dynamic };
         let (changed, restart) = (changed.into_iter().collect(), restart.into_iter().collect());
         Reload { loaded, changed, downstreams, restart }
     }

@@ -54,8 +54,11 @@ impl fmt::Debug for Sources {
 /// The longest configuration file.
 const MAX_FILE: u64 = 16 << 20;
 
+/// How many layers are merged before they are merged with all others.
+const MERGED_AT_ONCE: usize = 100;
+
 /// One source that was read.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Layer {
     /// The name of the source: `paced.toml`, `env PACED_A__B`, `--set`.
     pub name: String,
@@ -73,7 +76,7 @@ pub(super) struct Layer {
 }
 
 /// All layers, lowest first, and the mistakes that were found while reading them.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Layers {
     pub all: Vec<Layer>,
     pub files: Vec<PathBuf>,
@@ -109,9 +112,14 @@ impl Layers {
 
     /// Merges the layers; the tag of each value identifies its layer.
     pub fn merge(&self) -> Figment {
-        (0..self.all.len()).fold(Figment::new(), |figment, index| {
-            figment.merge(Numbered { index, dict: &self.all[index].dict })
-        })
+        // Each merge copies all that was merged before. Of thousands of files, a part is merged at a time.
+        let part = |start: usize| {
+            let end = self.all.len().min(start + MERGED_AT_ONCE);
+            (start..end).fold(Figment::new(), |figment, index| {
+                figment.merge(Numbered { index, dict: &self.all[index].dict })
+            })
+        };
+        (0..self.all.len()).step_by(MERGED_AT_ONCE).fold(Figment::new(), |all, start| all.merge(part(start)))
     }
 
     /// The tree of the merged layers.
@@ -119,7 +127,13 @@ impl Layers {
         figment.data().unwrap_or_default().remove(&Profile::Default).unwrap_or_default()
     }
 
-    fn error(&mut self, source: String, position: Option<(usize, usize)>, key: &str, problem: String) {
+    pub(super) fn error(
+        &mut self,
+        source: String,
+        position: Option<(usize, usize)>,
+        key: &str,
+        problem: String,
+    ) {
         let place = Place { layer: self.all.len(), position, source };
         self.errors.push(ConfigError::new(place, key, problem));
     }

@@ -300,6 +300,25 @@ fn mode_for_all(file: &Path) -> Option<u32> {
     mode(&file).filter(|mode| mode & 0o004 != 0 && file.ancestors().skip(1).all(is_open))
 }
 
+/// Warns of a directory, named at `found`, that every user of this machine can write to. One who does decides where jobs go.
+#[cfg(unix)]
+pub(super) fn writable<'v>(reader: &mut Reader<'v>, found: &Found<'v>, dir: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::metadata(dir).map(|data| data.permissions().mode() & 0o777);
+    if let Ok(mode) = mode
+        && mode & 0o002 != 0
+    {
+        let problem = format!(
+            "every user of this machine can write to the directory (mode {mode:03o}), and so decide where jobs go; take that \
+             right away (chmod o-w)"
+        );
+        reader.warn(found, &problem);
+    }
+}
+
+#[cfg(not(unix))]
+pub(super) const fn writable<'v>(_: &mut Reader<'v>, _: &Found<'v>, _: &Path) {}
+
 /// Warns of a token under `key` that may be guessed.
 pub(super) fn short_token<'v>(reader: &mut Reader<'v>, table: &Table<'v>, key: &str, token: Option<&Secret>) {
     let Some(length) = token.map(|token| token.expose().chars().count()).filter(|length| *length < MIN_TOKEN)

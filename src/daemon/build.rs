@@ -17,10 +17,11 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::certificates::Handles;
+use super::dynamic::DynamicDir;
 use super::error::Error;
 use super::factory::{Factory, Made, shared};
 use super::manager::Manager;
-use super::reload::{Followed, Live, show_reload};
+use super::reload::{Followed, Live, log_mistakes, show_reload};
 use super::running::Running;
 use super::secrets::{Clients, Secrets};
 use super::serving::{Order, Serving};
@@ -63,7 +64,8 @@ impl Daemon {
         let (store, store_tls) =
             parts::store(&settings, false).map_err(|error| Error::setting("store", error))?;
         log_start(&loaded);
-        show_reload(true);
+        show_reload(loaded.mistakes().is_empty());
+        log_mistakes(&loaded);
         let mut factory = Factory::new(Arc::clone(&store), parts::clock(settings.precision));
         let (made, secrets) = make_all(&settings, &mut factory)?;
         let broker = parts::amqp(&settings)?;
@@ -72,7 +74,7 @@ impl Daemon {
         factory.handles.add("admin.tls", server.as_ref().and_then(|server| server.tls.clone()));
         let access = Arc::new(Access::new(&settings.admin));
         let tokens = TokenFiles::new(Arc::clone(&access), &settings.admin);
-        let followed = Followed::new(factory, secrets, tokens);
+        let followed = Followed::new(factory, secrets, tokens, DynamicDir::new(&loaded));
         let (live, orders) = Live::new(sources, loaded, &made, followed, broker.clone());
         Ok(Self { settings, store, made, orders, broker, access, server, live })
     }

@@ -3,6 +3,7 @@
 
 mod build;
 mod certificates;
+mod dynamic;
 mod error;
 mod factory;
 mod liveness;

@@ -1,6 +1,7 @@
-//! SIGHUP: the daemon reads its configuration again while it runs.
+//! The daemon reads its configuration again while it runs: all of it at SIGHUP, and the directory of `[dynamic]` when that
+//! changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,8 +13,9 @@ use paced::lock::lock;
 use paced::metric;
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
+use super::dynamic::DynamicDir;
 use super::error::Error;
 use super::factory::{Factory, Made};
 use super::manager::Manager;
@@ -28,45 +30,89 @@ use crate::status::OwnTerms;
 /// How long a reload waits for file systems that do not answer.
 const LONGEST: Duration = Duration::from_secs(5);
 
+/// How many times as long as it took to read the directory no change of it is read, and the longest such time: one who changes a
+/// file all the time must not keep a core busy, since each time all files are read.
+const REST: u32 = 4;
+const LONGEST_REST: Duration = Duration::from_secs(60);
+
 /// The parts of which dispatchers are made, and the files that are followed beside the configuration.
 pub(super) struct Followed {
     factory: Arc<Mutex<Factory>>,
     secrets: Secrets,
     tokens: Arc<TokenFiles>,
+    dynamic: Arc<DynamicDir>,
     watches: Watches,
 }
 
 impl Followed {
-    pub(super) fn new(factory: Factory, secrets: Secrets, tokens: Arc<TokenFiles>) -> Self {
-        let watches = watched(&factory, &secrets, &tokens).into_iter().collect();
-        Self { factory: Arc::new(Mutex::new(factory)), secrets, tokens, watches }
+    pub(super) fn new(
+        factory: Factory,
+        secrets: Secrets,
+        tokens: Arc<TokenFiles>,
+        dynamic: Arc<DynamicDir>,
+    ) -> Self {
+        let (factory, watches) = (Arc::new(Mutex::new(factory)), [].into_iter().collect());
+        let followed = Self { factory, secrets, tokens, dynamic, watches };
+        followed.watch(&lock(&followed.factory));
+        followed
     }
 
     /// Has the files of these settings be watched, and no others.
-    fn retain(&self, settings: &Settings) {
+    fn retain(&self, loaded: &Loaded) {
+        self.dynamic.follow(loaded);
         let mut factory = lock(&self.factory);
-        factory.retain(settings);
-        self.watches.replace(watched(&factory, &self.secrets, &self.tokens));
+        factory.retain(&loaded.settings);
+        self.watch(&factory);
+    }
+
+    /// Watches the files of certificates, secrets and tokens that there are now, and the directory of downstreams.
+    fn watch(&self, factory: &Factory) {
+        let others: [Arc<dyn Refresh>; 2] = [Arc::clone(&self.tokens) as _, Arc::clone(&self.dynamic) as _];
+        self.watches.replace(factory.handles.watched().chain(self.secrets.watched()).chain(others));
     }
 }
 
-/// The files of certificates, of secrets and of tokens.
-fn watched(factory: &Factory, secrets: &Secrets, tokens: &Arc<TokenFiles>) -> Vec<Arc<dyn Refresh>> {
-    let tokens = Arc::clone(tokens) as Arc<dyn Refresh>;
-    factory.handles.watched().chain(secrets.watched()).chain([tokens]).collect()
+/// What is read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// All sources.
+    All,
+    /// The directory of `[dynamic]`.
+    Directory,
 }
 
-/// Reads the configuration and the files of certificates and secrets again at each SIGHUP, and notifies the manager;
-/// never returns. One read follows another: all signals that come during one cause one more.
+/// Reads the configuration and the files of certificates and secrets again at each SIGHUP, and notifies the manager; and reads
+/// the directory of `[dynamic]` again when that changes. Never returns. One read follows another: all signals and
+/// changes that come during one cause one more.
 ///
 /// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a
 /// read for as long as it likes. Cancel safe, as [`Live::reload`] is.
-pub(super) async fn on_hangup(mut hangups: Hangups, mut live: Live, manager: Manager) -> Infallible {
+pub(super) async fn on_changes(mut hangups: Hangups, mut live: Live, manager: Manager) -> Infallible {
+    let dynamic = Arc::clone(&live.followed.dynamic);
+    // Whether all sources, and the directory, could be read last.
+    let (mut is_base_read, mut is_dir_read) = (true, true);
+    // Until when no change of the directory is read.
+    let mut rests_until = Instant::now();
     loop {
-        hangups.next().await;
+        let changed = async {
+            sleep_until(rests_until).await;
+            dynamic.changed().await;
+        };
+        let scope = tokio::select! {
+            () = hangups.next() => Scope::All,
+            () = changed => Scope::Directory,
+        };
+        if scope == Scope::Directory {
+            let begun = Instant::now();
+            is_dir_read = live.reload(scope).await;
+            rests_until = Instant::now() + (begun.elapsed() * REST).min(LONGEST_REST);
+            show_reload(is_base_read && is_dir_read && live.loaded.mistakes().is_empty());
+            continue;
+        }
         manager.reloading();
-        let is_loaded = live.reload().await;
-        show_reload(is_loaded);
+        is_base_read = live.reload(scope).await;
+        is_dir_read |= is_base_read;
+        show_reload(is_base_read && is_dir_read && live.loaded.mistakes().is_empty());
         live.followed.tokens.reload(live.admin());
         if timeout(LONGEST, live.followed.watches.refresh()).await.is_err() {
             tracing::warn!(
@@ -151,29 +197,37 @@ impl Live {
         &self.loaded.settings.admin
     }
 
-    /// Reads the same sources again, and returns whether they are in effect. If they have any mistake, nothing changes.
+    /// Reads the sources of this scope again, and returns whether they are in effect. If they have any mistake, nothing changes. A
+    /// mistake in a file of the directory of `[dynamic]` changes nothing of that file.
     ///
     /// Cancel safe: nothing changes before all is read, and then all changes at once.
-    async fn reload(&mut self) -> bool {
+    async fn reload(&mut self, scope: Scope) -> bool {
         let (sources, loaded) = (self.sources.clone(), Arc::clone(&self.loaded));
         let factory = Arc::clone(&self.followed.factory);
-        match spawn_blocking(move || prepare(sources, &loaded, &factory)).await {
+        match spawn_blocking(move || prepare(scope, sources, &loaded, &factory)).await {
             Ok(Ok(Prepared { reload, made })) => {
-                self.apply(reload, made);
+                self.apply(scope, reload, made);
                 return true;
             }
             Ok(Err(Wrong::Settings(errors))) => {
                 for error in &errors {
                     tracing::error!("{error}");
                 }
-                tracing::error!(
-                    errors = errors.iter().count(),
-                    "the configuration is wrong: the old one stays in effect; correct it and send SIGHUP again"
-                );
+                let errors = errors.iter().count();
+                match scope {
+                    Scope::All => tracing::error!(
+                        errors,
+                        "the configuration is wrong: the old one stays in effect; correct it and send SIGHUP again"
+                    ),
+                    Scope::Directory => tracing::error!(
+                        errors,
+                        "the directory of downstreams cannot be used: the old configuration stays in effect until it can"
+                    ),
+                }
             }
             Ok(Err(Wrong::Part(error))) => tracing::error!(
                 %error,
-                "a downstream cannot be served by the configuration: the old one stays in effect; correct it and send SIGHUP again"
+                "a downstream cannot be served as it is configured: the old configuration stays in effect; correct it"
             ),
             Err(error) => tracing::error!(%error, "the configuration could not be read again"),
         }
@@ -181,10 +235,18 @@ impl Live {
     }
 
     /// Puts a configuration in effect.
-    fn apply(&mut self, Reload { loaded, changed, downstreams, restart }: Reload, made: Vec<Made>) {
+    fn apply(
+        &mut self,
+        scope: Scope,
+        Reload { loaded, changed, downstreams, restart }: Reload,
+        made: Vec<Made>,
+    ) {
         for key in &restart {
             tracing::warn!(key, "a change of this key needs a restart: it keeps its old value until then");
         }
+        let takes_other_replies = own_queues(&loaded.settings) != own_queues(&self.loaded.settings);
+        let has_other_plans = changed.iter().any(|key| key.starts_with("plans."));
+        let is_of_all = scope == Scope::All || takes_other_replies || has_other_plans;
         self.loaded = Arc::new(loaded);
         for name in &downstreams.removed {
             self.controls.remove(name);
@@ -196,13 +258,15 @@ impl Live {
         }
         let settings = &self.loaded.settings;
         for (name, downstream) in &settings.downstreams {
-            // The options are passed on even if nothing changed: of the replicas whose files differ the last load wins.
-            if let Some(control) = self.controls.get(name).filter(|_| !downstreams.begins(name)) {
+            // At SIGHUP the options are passed on even if nothing changed: of the replicas whose files differ the last load
+            // wins. A change of one file in the directory loads no other one again.
+            let is_concerned = !downstreams.begins(name) && (is_of_all || has_changed(&changed, name));
+            if let Some(control) = self.controls.get(name).filter(|_| is_concerned) {
                 control.reload(parts::options(settings, name, downstream));
                 self.followed.secrets.replace(name, downstream);
             }
         }
-        self.followed.retain(settings);
+        self.followed.retain(&self.loaded);
         self.terms.send_replace(terms(settings));
         self.broker.send_modify(|broker| {
             *broker = Arc::new(amqp::Options { downstreams: parts::queues(settings), ..(**broker).clone() });
@@ -211,18 +275,53 @@ impl Live {
         // The receiver is gone only where the daemon ends.
         let _ = self.orders.send(Order { ended, begun: made });
         log(&changed, &downstreams);
+        log_mistakes(&self.loaded);
+    }
+}
+
+/// Logs the mistakes of files in the directory of `[dynamic]`.
+pub(super) fn log_mistakes(loaded: &Loaded) {
+    let mistakes = loaded.mistakes();
+    for mistake in mistakes {
+        tracing::error!("{mistake}");
+    }
+    if !mistakes.is_empty() {
+        tracing::error!(
+            errors = mistakes.len(),
+            "files of dynamic.dir are wrong: each counts as it was before, or is left out, until it is right"
+        );
     }
 }
 
 /// Reads the sources again, and makes the dispatchers of downstreams that begin. It blocks.
-fn prepare(sources: Sources, loaded: &Loaded, factory: &Mutex<Factory>) -> Result<Prepared, Wrong> {
-    let new = config::load(sources).map_err(Wrong::Settings)?;
+fn prepare(
+    scope: Scope,
+    sources: Sources,
+    loaded: &Loaded,
+    factory: &Mutex<Factory>,
+) -> Result<Prepared, Wrong> {
+    let new = match scope {
+        Scope::All => config::load_usable(sources, Some(loaded)),
+        Scope::Directory => loaded.load_dynamic(&sources),
+    };
+    let new = new.map_err(Wrong::Settings)?;
     let reload = loaded.reload(&new);
     let (settings, mut factory) = (&reload.loaded.settings, lock(factory));
     let begun = settings.downstreams.iter().filter(|(name, _)| reload.downstreams.begins(name));
     let made = begun.map(|(name, downstream)| factory.make(settings, name, downstream));
     let made = made.collect::<Result<Vec<_>, _>>().map_err(Wrong::Part)?;
     Ok(Prepared { reload, made })
+}
+
+/// The queues of their own that downstreams consume, which take no replies.
+fn own_queues(settings: &Settings) -> BTreeSet<String> {
+    settings.downstreams.values().filter_map(|downstream| downstream.queue.name.clone()).collect()
+}
+
+/// Whether a key of this downstream has changed.
+fn has_changed(changed: &[String], downstream: &str) -> bool {
+    let start = format!("downstreams.{downstream}.");
+    changed.iter().any(|key| key.starts_with(&start))
 }
 
 /// Logs what a reload has changed.

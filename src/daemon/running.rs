@@ -46,12 +46,13 @@ pub(crate) enum End {
 
 impl Running {
     /// Runs until a signal comes or a dispatcher ends by itself, and then drains: no job is sent any more, and what is
-    /// being sent may end. A second signal ends that at once. Each of `hangups` has the configuration read again.
+    /// being sent may end. A second signal ends that at once. Each of `hangups` has the configuration read again, and so has a
+    /// change of the directory of `[dynamic]`.
     pub(crate) async fn run(self, mut signals: Signals, hangups: Hangups) -> End {
         let Self { mut serving, amqp, observer, server, probe, stop, live, watches, manager } = self;
         let drain_timeout = live.drain_timeout();
         // It outlives the loop, since the admin API reads the terms that it keeps until the end.
-        let mut reloading = std::pin::pin!(reload::on_hangup(hangups, live, manager.clone()));
+        let mut reloading = std::pin::pin!(reload::on_changes(hangups, live, manager.clone()));
         let failed = tokio::select! {
             signal = signals.next() => {
                 tracing::info!(signal, "stopping: jobs not yet sent go back, sends in flight may end");

@@ -168,3 +168,88 @@ async fn fifty_that_come_and_go_leave_no_channel_and_no_connection() {
     }
     assert_eq!(paced.stop().await, 0);
 }
+
+/// A site whose configuration has a directory, and the path of that directory.
+fn with_directory(site: &Site, folder: &tempfile::TempDir) -> (String, std::path::PathBuf) {
+    let dir = folder.path().join("downstreams.d");
+    std::fs::create_dir(&dir).unwrap();
+    (with(site, &format!("[dynamic]\ndir = '{}'\n", dir.display())), dir)
+}
+
+/// Writes a file as editors do.
+fn put(dir: &std::path::Path, name: &str, text: &str) {
+    let new = dir.join(format!(".{name}.new"));
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(new, dir.join(name)).unwrap();
+}
+
+#[tokio::test]
+async fn files_of_the_directory_come_and_go_without_a_signal() {
+    let (site, folder) = (Site::shared("files", "rate = '1000/s'").await, tempfile::TempDir::new().unwrap());
+    let (config, dir) = with_directory(&site, &folder);
+    let api = Api::start();
+    let replicas = [Paced::hasty(&config, 10).await, Paced::hasty(&config, 10).await];
+    put(&dir, "more.toml", &table("more", &api, "rate = '1000/s'"));
+    for paced in &replicas {
+        paced.wait_line("the downstream was added", LONG).await;
+    }
+    publish_to(&site, "more", Job::many("first", 20)).await;
+    assert!(compare("first", 20, &api.wait_for(20, LONG).await).is_clean());
+
+    put(&dir, "more.toml", &table("more", &api, "rate = '1000/s'\nconcurrency = 7"));
+    for paced in &replicas {
+        paced.wait_line("downstreams.more.concurrency", LONG).await;
+    }
+    // A file with mistakes counts as it was before, and a new one not at all.
+    put(&dir, "other.toml", "[downstreams.other]\nrate = '1/s'\n");
+    put(&dir, "more.toml", "[downstreams.more\n");
+    for paced in &replicas {
+        paced.wait_line("other.toml:1:1: downstreams.other.http.base_url: missing", LONG).await;
+        paced.wait_line("files of dynamic.dir are wrong", LONG).await;
+        until("it is shown", LONG, async || paced.metrics().await.contains("\npaced_config_loaded 0")).await;
+    }
+    publish_to(&site, "more", Job::many("second", 20)).await;
+    api.wait_for(40, LONG).await;
+    // It keeps no other file out.
+    put(&dir, "third.toml", &table("third", &api, "rate = '1000/s'"));
+    publish_to(&site, "third", Job::many("third", 20)).await;
+    api.wait_for(60, LONG).await;
+    std::fs::remove_file(dir.join("more.toml")).unwrap();
+    std::fs::remove_file(dir.join("other.toml")).unwrap();
+    for paced in &replicas {
+        paced.wait_line("the downstream is served no more", LONG).await;
+        until("it is right", LONG, async || paced.metrics().await.contains("\npaced_config_loaded 1")).await;
+        until("an orphan", LONG, async || paced.metrics().await.contains("\npaced_orphans 1")).await;
+        assert!(!paced.log().iter().any(|line| line.contains("needs a restart")));
+    }
+    site.publish(Job::many("job", 10)).await;
+    assert!(compare("job", 10, &site.api.wait_for(10, LONG).await).is_clean());
+    for paced in &replicas {
+        assert_eq!(paced.stop().await, 0);
+    }
+}
+
+/// A change of the directory brings in no change of `paced.toml` that nobody asked for, and a directory that is away removes
+/// nothing.
+#[tokio::test]
+async fn a_change_of_the_directory_concerns_no_other_source() {
+    let (site, folder) = (Site::shared("apart", "rate = '1000/s'").await, tempfile::TempDir::new().unwrap());
+    let (config, dir) = with_directory(&site, &folder);
+    let api = Api::start();
+    put(&dir, "more.toml", &table("more", &api, "rate = '1000/s'"));
+    let paced = Paced::hasty(&config, 10).await;
+    std::fs::write(paced.config_file(), "[downstreams.billing\n").unwrap();
+    put(&dir, "third.toml", &table("third", &api, "rate = '1000/s'"));
+    paced.wait_line("the downstream was added", LONG).await;
+    let away = folder.path().join("away");
+    std::fs::rename(&dir, &away).unwrap();
+    paced.wait_line("downstreams.d: cannot be read", LONG).await;
+    publish_to(&site, "more", Job::many("more", 5)).await;
+    publish_to(&site, "third", Job::many("third", 5)).await;
+    api.wait_for(10, LONG).await;
+    site.publish(Job::many("job", 5)).await;
+    site.api.wait_for(5, LONG).await;
+    assert!(!paced.log().iter().any(|line| line.contains("removed")));
+    std::fs::rename(&away, &dir).unwrap();
+    assert_eq!(paced.stop().await, 0);
+}

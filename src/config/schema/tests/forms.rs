@@ -18,6 +18,7 @@ pub(super) const WRONG: &[(&str, &str)] = &[
     ("admin.tokens.alice.role", "\"root\""),
     ("admin.tokens.Alice", "{ token = \"0123456789abcdef\", role = \"read\" }"),
     ("shutdown.drain_timeout", "\"25\""),
+    ("dynamic.dir", "\"\""),
     ("shutdown.drain_timeout", "\"5 minutes\""),
     ("plans.free.limits", "[]"),
     ("plans.Free.limits", "[{ rate = \"1/s\" }]"),

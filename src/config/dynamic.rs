@@ -1,0 +1,296 @@
+//! Reads `[dynamic]`: downstreams and plans in files of their own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, fs, io};
+
+use figment::value::Value;
+
+use super::document::{join, quote};
+use super::error::{ConfigError, ConfigErrors, Place, system_text};
+use super::key::keys;
+use super::reader::{IN_QUOTES, Reader, Table};
+use super::source::{Layer, Layers, Sources, read_text};
+use super::{Loaded, load_all, warnings};
+use crate::files::Listing;
+
+keys! {
+    /// Downstreams and plans in files of their own, which come and go while paced runs.
+    DYNAMIC = "dynamic".default("{}");
+    /// A directory with files NAME.toml of tables [downstreams.NAME] and [plans.NAME]. What is added, removed or changed there
+    /// takes effect within seconds, without a SIGHUP (docs/operations.md). The path starts at the directory of this file.
+    DIR = "dir".example("downstreams.d").reload();
+}
+
+/// The tables that such a file may have.
+const FAMILIES: [&str; 2] = ["downstreams", "plans"];
+
+/// The longest of these files, in bytes, and the most bytes of all of them.
+const MAX_FILE: u64 = 1 << 20;
+const MAX_ALL: usize = 64 << 20;
+
+/// How often all is read at most while files with mistakes are found: one may hide another.
+const MAX_PASSES: usize = 4;
+
+/// The directory of `[dynamic]`, as it was read.
+#[derive(Clone)]
+pub struct Dynamic {
+    /// The other sources.
+    pub(super) base: Arc<Layers>,
+    dir: PathBuf,
+    listing: Listing,
+    /// The texts that count, by file.
+    texts: BTreeMap<PathBuf, Arc<str>>,
+    mistakes: Vec<ConfigError>,
+}
+
+impl Dynamic {
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its files, as they were just before they were read.
+    pub const fn listing(&self) -> &Listing {
+        &self.listing
+    }
+
+    /// The mistakes of files that do not count as they are.
+    pub fn mistakes(&self) -> &[ConfigError] {
+        &self.mistakes
+    }
+}
+
+impl fmt::Debug for Dynamic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The other sources and the texts may have secrets.
+        f.debug_struct("Dynamic").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// What is done with files that have mistakes.
+#[derive(Clone, Copy)]
+pub(super) enum WrongFiles<'b> {
+    /// All is refused.
+    Refuse,
+    /// Each counts as it was when it had none, or is left out.
+    Replace(Option<&'b Dynamic>),
+}
+
+/// Reads `[dynamic]`: the directory, if there is one.
+pub(super) fn dynamic<'v>(reader: &mut Reader<'v>, root: &Table<'v>) -> Option<PathBuf> {
+    let table = reader.section(root, &DYNAMIC);
+    reader.declare(&table, &DIR, || DIR.string());
+    let found = reader.find(&table, DIR.name)?;
+    let text = reader.text(&found, IN_QUOTES)?;
+    if text.is_empty() {
+        reader.wrong(&found, "empty; name a directory, or remove it");
+        return None;
+    }
+    reader.note(&table, &DIR, quote(&text), Some(&found));
+    let dir = reader.file(&found, &text)?;
+    warnings::writable(reader, &found, &dir);
+    Some(dir)
+}
+
+/// The directory that these sources name. Mistakes are found when all is read.
+pub(super) fn dir_of(layers: &Layers, sources: &Sources) -> Option<PathBuf> {
+    if !layers.all.iter().any(|layer| layer.dict.contains_key(DYNAMIC.name)) {
+        return None;
+    }
+    let figment = layers.merge();
+    let root = Layers::root(&figment);
+    let mut reader = Reader::new(&figment, &layers.all, &root);
+    reader.credentials = sources.credentials();
+    let root = reader.root();
+    dynamic(&mut reader, &root)
+}
+
+/// Loads the sources with the files of a directory.
+pub(super) fn load(
+    base: Layers,
+    dir: &Path,
+    sources: &Sources,
+    wrong: WrongFiles<'_>,
+) -> Result<Loaded, ConfigErrors> {
+    let listing = match Listing::of(dir) {
+        Ok(listing) => listing,
+        Err(error) => {
+            let why = system_text(&error);
+            let problem = format!("cannot be read ({why}); make the directory, or remove dynamic.dir");
+            let mut layers = base;
+            layers.error(dir.display().to_string(), None, "", problem);
+            layers.all.push(Layer { broken: Some(0), ..Layer::default() });
+            return load_all(layers, sources);
+        }
+    };
+    let mut reading = Reading::new(base, dir, &listing, wrong);
+    for _ in 0..MAX_PASSES {
+        let errors = match load_all(reading.layers(), sources) {
+            Ok(loaded) => return Ok(Loaded { dynamic: Some(reading.end(listing)), ..loaded }),
+            Err(errors) => errors,
+        };
+        if matches!(wrong, WrongFiles::Refuse) || !reading.replace(&errors) {
+            return Err(errors);
+        }
+    }
+    Err(ConfigErrors::new(reading.mistakes))
+}
+
+/// The files of a directory while they are read.
+struct Reading<'b> {
+    base: Layers,
+    dir: &'b Path,
+    wrong: WrongFiles<'b>,
+    /// Each file with the text that counts, if there is one.
+    files: Vec<(PathBuf, Option<Arc<str>>)>,
+    mistakes: Vec<ConfigError>,
+}
+
+impl<'b> Reading<'b> {
+    fn new(base: Layers, dir: &'b Path, listing: &Listing, wrong: WrongFiles<'b>) -> Self {
+        let mut reading = Self { base, dir, wrong, files: Vec::new(), mistakes: Vec::new() };
+        let mut left = MAX_ALL;
+        // Of two files with one name, the one that was there first counts.
+        let mut files: Vec<&Path> = listing.files().collect();
+        files.sort_by_key(|file| reading.before(file).is_none());
+        for file in files {
+            let text = match read(file, left) {
+                Ok(text) => text.map(Arc::from),
+                Err(error) => {
+                    let problem = format!("cannot be read ({}); correct or remove it", system_text(&error));
+                    let layer = reading.base.all.len() + reading.files.len();
+                    let place = Place { layer, position: None, source: file.display().to_string() };
+                    reading.mistakes.push(ConfigError::new(place, "", problem));
+                    reading.before(file)
+                }
+            };
+            left = left.saturating_sub(text.as_ref().map_or(0, |text: &Arc<str>| text.len()));
+            reading.files.push((file.to_owned(), text));
+        }
+        reading
+    }
+
+    /// The text of a file that counted before.
+    fn before(&self, file: &Path) -> Option<Arc<str>> {
+        match self.wrong {
+            WrongFiles::Refuse | WrongFiles::Replace(None) => None,
+            WrongFiles::Replace(Some(before)) => before.texts.get(file).cloned(),
+        }
+    }
+
+    /// All layers. Each file has one, also if no text of it counts.
+    fn layers(&self) -> Layers {
+        let mut layers = self.base.clone();
+        let mut owners = layers.owners();
+        for (file, text) in &self.files {
+            match text {
+                Some(text) => layers.dynamic_file(file, text, self.dir, &mut owners),
+                None => {
+                    let name = file.display().to_string();
+                    layers.all.push(Layer { name, rank: layers.all.len(), ..Layer::default() });
+                }
+            }
+        }
+        if matches!(self.wrong, WrongFiles::Refuse) {
+            layers.errors.extend(self.mistakes.iter().cloned());
+        }
+        layers
+    }
+
+    /// Replaces the texts of files with mistakes by those that counted before. Returns false if a mistake is elsewhere.
+    fn replace(&mut self, errors: &ConfigErrors) -> bool {
+        let first = self.base.all.len();
+        let place = |error: &ConfigError| error.place().layer.checked_sub(first);
+        let is_in_a_file = |error| place(error).is_some_and(|place| place < self.files.len());
+        if !errors.iter().all(is_in_a_file) {
+            return false;
+        }
+        let wrong: BTreeSet<usize> = errors.iter().filter_map(place).collect();
+        for place in wrong {
+            let before = self.before(&self.files[place].0);
+            let text = &mut self.files[place].1;
+            // One that counted before may contradict another file since.
+            *text = before.filter(|before| text.as_ref() != Some(before));
+        }
+        self.mistakes.extend(errors.iter().cloned());
+        true
+    }
+
+    fn end(self, listing: Listing) -> Dynamic {
+        let Self { base, dir, files, mistakes, .. } = self;
+        let texts = files.into_iter().filter_map(|(file, text)| Some((file, text?))).collect();
+        let (base, mistakes) = (Arc::new(base), ConfigErrors::sorted(mistakes));
+        Dynamic { base, dir: dir.to_owned(), listing, texts, mistakes }
+    }
+}
+
+impl Layers {
+    /// The downstreams and plans that files have, each with its file.
+    fn owners(&self) -> BTreeMap<String, String> {
+        let mut owners = BTreeMap::new();
+        for layer in self.all.iter().filter(|layer| layer.given.is_none()) {
+            for family in FAMILIES {
+                let Some(Value::Dict(_, names)) = layer.dict.get(family) else { continue };
+                owners.extend(names.keys().map(|name| (join(family, name), layer.name.clone())));
+            }
+        }
+        owners
+    }
+
+    fn dynamic_file(&mut self, file: &Path, text: &str, dir: &Path, owners: &mut BTreeMap<String, String>) {
+        let (index, source) = (self.all.len(), file.display().to_string());
+        self.text(source.clone(), text, dir.to_owned());
+        let Layer { dict, spans, .. } = &mut self.all[index];
+        let mut problems = Vec::new();
+        dict.retain(|key, _| {
+            let belongs = FAMILIES.contains(&key.as_str());
+            if !belongs {
+                let problem =
+                    "belongs into paced.toml; a file of dynamic.dir has [downstreams.NAME] and [plans.NAME]";
+                problems.push((join("", key), problem.to_owned()));
+            }
+            belongs
+        });
+        for family in FAMILIES {
+            let Some(Value::Dict(_, names)) = dict.get_mut(family) else { continue };
+            names.retain(|name, _| {
+                let path = join(family, name);
+                let Some(owner) = owners.get(&path) else {
+                    owners.insert(path, source.clone());
+                    return true;
+                };
+                problems.push((path, format!("is in {owner} too; keep one")));
+                false
+            });
+        }
+        for (path, problem) in problems {
+            let position = spans.get(&path).map(|span| span.key);
+            let place = Place { layer: index, position, source: source.clone() };
+            self.errors.push(ConfigError::new(place, path, problem));
+        }
+    }
+}
+
+/// The text of a file, if it is still there, of which at most `left` bytes are read. What is no file, such as a pipe, would
+/// hold up the reader.
+fn read(file: &Path, left: usize) -> io::Result<Option<String>> {
+    match fs::metadata(file) {
+        Ok(data) if !data.is_file() => Err(io::Error::other("no file")),
+        Ok(_) => {
+            let text = read_text(file, MAX_FILE)?;
+            if text.len() > left {
+                return Err(io::Error::other(format!("over {MAX_ALL} bytes in all files")));
+            }
+            Ok(Some(text))
+        }
+        // A link that leads nowhere is a mistake.
+        Err(_) if is_gone(file) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_gone(file: &Path) -> bool {
+    fs::symlink_metadata(file).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}

@@ -1,0 +1,141 @@
+//! The directory of `[dynamic]`: notices that downstreams were added, removed or changed there.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use paced::config::Loaded;
+use paced::failpoint;
+use paced::files::Listing;
+use paced::lock::lock;
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use super::watches::Refresh;
+
+/// How long the directory must be as it is before it is read: a program may still be writing.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// How often that is waited for: a file that is written to all the time must not keep others out.
+const MOST_LOOKS: usize = 10;
+
+/// A directory that is watched, if there is one.
+pub(super) struct DynamicDir {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    dir: Option<PathBuf>,
+    /// How it was when it was last read, or was found to be another.
+    seen: Option<Seen>,
+}
+
+/// The files of the directory, or why they cannot be listed.
+type Seen = Result<Listing, String>;
+
+impl DynamicDir {
+    /// The directory of this configuration.
+    pub(super) fn new(loaded: &Loaded) -> Arc<Self> {
+        let dir = Self { state: Mutex::default(), changed: Notify::new() };
+        dir.follow(loaded);
+        Arc::new(dir)
+    }
+
+    /// Watches the directory of this configuration from now on: what differs from how it was read is a change.
+    pub(super) fn follow(&self, loaded: &Loaded) {
+        let dir = loaded.dynamic().map(|dynamic| dynamic.dir().to_owned());
+        let seen = loaded.dynamic().map(|dynamic| Ok(dynamic.listing().clone()));
+        *lock(&self.state) = State { dir, seen };
+    }
+
+    /// Waits for a change of the directory. Several that come before this is called count once. Cancel safe.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Whether the directory, which is now so, is another one than it was.
+    fn is_news(&self, dir: &Path, now: &Seen) -> bool {
+        let state = lock(&self.state);
+        state.dir.as_deref() == Some(dir) && state.seen.as_ref() != Some(now)
+    }
+
+    fn note(&self, dir: &Path, now: Seen) {
+        if self.is_news(dir, &now) {
+            lock(&self.state).seen = Some(now);
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl Refresh for DynamicDir {
+    fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let Some(dir) = lock(&self.state).dir.clone() else { return };
+            let mut now = list(&dir).await;
+            if !self.is_news(&dir, &now) {
+                return;
+            }
+            for _ in 0..MOST_LOOKS {
+                sleep(failpoint::interval(SETTLED)).await;
+                let before = std::mem::replace(&mut now, list(&dir).await);
+                if before == now {
+                    break;
+                }
+            }
+            self.note(&dir, now);
+        })
+    }
+
+    fn is_failing(&self) -> bool {
+        matches!(lock(&self.state).seen, Some(Err(_)))
+    }
+}
+
+async fn list(dir: &Path) -> Seen {
+    let dir = dir.to_owned();
+    let listing = spawn_blocking(move || Listing::of(&dir).map_err(|error| error.to_string())).await;
+    // Only a runtime that shuts down does not run it.
+    listing.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use paced::config::{self, Sources};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_change_is_noticed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("d");
+        std::fs::create_dir(&dir).unwrap();
+        let file = folder.path().join("paced.toml");
+        std::fs::write(&file, "[dynamic]\ndir = 'd'\n").unwrap();
+        let sources = Sources { files: vec![file], ..Sources::default() };
+        let load = || config::load(sources.clone()).unwrap();
+        let watched = DynamicDir::new(&load());
+        let look = async || {
+            Arc::clone(&watched).refresh().await;
+            watched.changed().now_or_never().is_some()
+        };
+        assert!(!look().await, "it is as it was read");
+        let a = dir.join("a.toml");
+        std::fs::write(&a, "[downstreams.a]\nrate = '1/s'\nhttp.base_url = 'http://localhost/'\n").unwrap();
+        assert!(look().await && !look().await);
+        // It is read with another change, which was not noticed yet.
+        std::fs::write(dir.join("b.toml"), "").unwrap();
+        watched.follow(&load());
+        assert!(!look().await);
+        std::fs::remove_file(&a).unwrap();
+        assert!(look().await && !look().await);
+        std::fs::rename(&dir, folder.path().join("elsewhere")).unwrap();
+        assert!(look().await && watched.is_failing() && !look().await, "it is gone");
+        std::fs::rename(folder.path().join("elsewhere"), &dir).unwrap();
+        assert!(look().await && !watched.is_failing(), "it is back");
+    }
+}

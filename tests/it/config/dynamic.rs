@@ -1,0 +1,213 @@
+//! Downstreams and plans in files of their own, in the directory of `[dynamic]`.
+
+use paced::config::load_usable;
+
+use super::*;
+
+const BASE: &str = "[dynamic]\ndir = 'downstreams.d'\n";
+
+/// A downstream of this name.
+fn downstream(name: &str) -> String {
+    format!("[downstreams.{name}]\nrate = '1/s'\nhttp.base_url = 'http://localhost/'\n")
+}
+
+/// A configuration with these files in its directory.
+fn scene(text: &str, files: &[(&str, &str)]) -> Scene {
+    let scene = Scene::new(text);
+    fs::create_dir(scene.dir.path().join("downstreams.d")).unwrap();
+    files.iter().fold(scene, |scene, (name, text)| scene.file(&format!("downstreams.d/{name}"), text))
+}
+
+fn names(loaded: &Loaded) -> Vec<&str> {
+    loaded.settings.downstreams.keys().map(String::as_str).collect()
+}
+
+#[test]
+fn files_of_the_directory_are_checked_and_shown_as_all_others() {
+    let plan = "[plans.pro]\nlimits = [{ rate = '5/s' }]\n";
+    let b = format!("{}http.headers.authorization_file = 'token'\n", downstream("b"));
+    let scene = scene(
+        &format!("{BASE}{}", downstream("a")),
+        &[("b.toml", &b), ("plans.toml", plan), (".c.toml", "not"), ("d.toml~", "TOML"), ("token", "x")],
+    );
+    let loaded = scene.right();
+    assert_eq!(names(&loaded), ["a", "b"]);
+    assert_eq!(loaded.settings.downstreams["a"].plans[0].name, "pro");
+    // A path in a file starts at its own directory.
+    assert_eq!(loaded.settings.downstreams["b"].http.headers[0].1.expose(), "x");
+    let shown = show(&loaded);
+    assert!(shown.contains("[downstreams.b]") && shown.contains("downstreams.d/b.toml:2:8"), "{shown}");
+    assert_eq!(loaded.dynamic().unwrap().listing().files().count(), 2);
+    assert!(!format!("{loaded:?}").contains("spans"), "the sources themselves are not shown");
+}
+
+#[test]
+fn without_any_file_there_may_be_no_downstream() {
+    assert!(names(&scene(BASE, &[]).right()).is_empty());
+    let wrong = Scene::new("[dynamic]\n").wrong();
+    assert!(wrong[0].contains("downstreams: missing; add a downstream"), "{wrong:?}");
+}
+
+#[test]
+fn each_mistake_of_a_file_has_its_place() {
+    let twice = format!("{}{}", downstream("b"), downstream("a"));
+    let other =
+        "[amqp]\nprefix = 'mine'\n[downstreams.e]\nrate = '0/s'\nhttp.base_url = 'http://localhost/'\n";
+    let scene = scene(
+        &format!("{BASE}{}", downstream("a")),
+        &[
+            ("b.toml", &downstream("b")),
+            ("c.toml", &twice),
+            ("d.toml", "[downstreams.d\n"),
+            ("e.toml", other),
+        ],
+    );
+    let dir = scene.dir.path().join("downstreams.d").display().to_string();
+    let wrong = scene.wrong();
+    let at = |file: &str, rest: &str| {
+        let start = format!("{dir}/{file}");
+        wrong.iter().any(|line| line.strip_prefix(&start).is_some_and(|line| line.starts_with(rest)))
+    };
+    assert!(at("c.toml", &format!(":1:14: downstreams.b: is in {dir}/b.toml too; keep one")), "{wrong:?}");
+    assert!(at("c.toml", ":4:14: downstreams.a: is in paced.toml too; keep one"), "{wrong:?}");
+    assert!(at("d.toml", ":"), "{wrong:?}");
+    assert!(at("e.toml", ":1:2: amqp: belongs into paced.toml"), "{wrong:?}");
+    assert!(at("e.toml", ":4:8: downstreams.e.rate: "), "{wrong:?}");
+}
+
+#[test]
+fn a_directory_or_a_file_that_cannot_be_read_is_a_mistake() {
+    let wrong = Scene::new(&format!("{BASE}{}", downstream("a"))).wrong();
+    assert!(
+        wrong[0].contains("downstreams.d: cannot be read (No such file or directory); make"),
+        "{wrong:?}"
+    );
+    let wrong = Scene::new("[dynamic]\ndir = ''\n").wrong();
+    assert!(wrong.iter().any(|line| line.contains("dynamic.dir: empty; name a directory")), "{wrong:?}");
+
+    let scene = scene(BASE, &[("long.toml", &"#".repeat((1 << 20) + 1))]);
+    fs::create_dir(scene.dir.path().join("downstreams.d/folder.toml")).unwrap();
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("nowhere", scene.dir.path().join("downstreams.d/link.toml")).unwrap();
+    let wrong = scene.wrong();
+    let says = |text: &str| wrong.iter().any(|line| line.contains(text));
+    assert!(says("folder.toml: cannot be read (no file)"), "{wrong:?}");
+    assert!(says("long.toml: cannot be read (over 1048576 bytes)"), "{wrong:?}");
+    #[cfg(unix)]
+    assert!(says("link.toml: cannot be read (No such file or directory)"), "{wrong:?}");
+}
+
+/// As Kubernetes mounts the keys of a ConfigMap.
+#[cfg(unix)]
+#[test]
+fn links_are_followed() {
+    let scene = scene(BASE, &[]);
+    let dir = scene.dir.path().join("downstreams.d");
+    fs::create_dir(dir.join("..data")).unwrap();
+    fs::write(dir.join("..data/a.toml"), downstream("a")).unwrap();
+    std::os::unix::fs::symlink("..data/a.toml", dir.join("a.toml")).unwrap();
+    assert_eq!(names(&scene.right()), ["a"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_directory_that_all_may_write_to_is_warned_of() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let scene = scene(BASE, &[]);
+    let dir = scene.dir.path().join("downstreams.d");
+    let warnings = |mode| {
+        fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+        scene.right().warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings(0o755), [""; 0]);
+    assert_eq!(warnings(0o775), [""; 0]);
+    let open = warnings(0o777);
+    assert!(
+        open[0].contains(
+            "dynamic.dir: warning: every user of this machine can write to the directory (mode 777)"
+        ),
+        "{open:?}"
+    );
+}
+
+/// A change of the directory does not bring in what was changed elsewhere, and not yet read by a reload.
+#[test]
+fn the_directory_is_read_again_beside_the_sources_as_they_were() {
+    let scene = scene(&format!("{BASE}{}", downstream("a")), &[("b.toml", &downstream("b"))]);
+    let old = scene.right();
+    let scene = scene
+        .file("paced.toml", &format!("{BASE}{}", downstream("other")))
+        .file("downstreams.d/c.toml", &downstream("c"));
+    fs::remove_file(scene.dir.path().join("downstreams.d/b.toml")).unwrap();
+    let new = old.load_dynamic(&scene.sources).unwrap();
+    assert_eq!(names(&new), ["a", "c"]);
+    assert_ne!(new.dynamic().unwrap().listing(), old.dynamic().unwrap().listing());
+    let reload = old.reload(&new);
+    let moves = &reload.downstreams;
+    assert_eq!((moves.added.len(), moves.removed.len(), moves.replaced.len()), (1, 1, 0));
+    assert_eq!(reload.restart, [""; 0]);
+    // A reload reads all.
+    let moves = reload.loaded.reload(&scene.right()).downstreams;
+    assert!(moves.added.contains("other") && moves.removed.contains("a"));
+    // A mistake there changes nothing of that file.
+    let scene = scene.file("downstreams.d/c.toml", "[downstreams.c]\nrate = '1/s'\n");
+    let kept = new.load_dynamic(&scene.sources).unwrap();
+    assert_eq!(names(&kept), ["a", "c"]);
+    let mistakes: Vec<String> = kept.mistakes().iter().map(ToString::to_string).collect();
+    assert_eq!(mistakes.len(), 1);
+    assert!(mistakes[0].contains("c.toml:1:1: downstreams.c.http.base_url: missing"), "{mistakes:?}");
+    assert!(new.reload(&kept).downstreams.is_empty());
+}
+
+/// One that is wrong keeps no other one out. It counts as it was when it was right.
+#[test]
+fn a_wrong_file_counts_as_before_and_the_others_as_they_are() {
+    let fast = |name: &str| downstream(name).replace("'1/s'", "'9/s'");
+    let scene = scene(BASE, &[("a.toml", &downstream("a")), ("b.toml", &downstream("b"))]);
+    let old = load_usable(scene.sources.clone(), None).unwrap();
+    assert!(names(&old) == ["a", "b"] && old.mistakes().is_empty());
+    let scene = scene
+        .file("downstreams.d/a.toml", "[downstreams.a\n")
+        .file("downstreams.d/b.toml", &fast("b"))
+        .file("downstreams.d/c.toml", "[downstreams.c]\nrate = '1/s'\n")
+        .file("downstreams.d/0.toml", &fast("b"))
+        .file("downstreams.d/d.toml", &downstream("d"));
+    let rate = |loaded: &Loaded, name: &str| {
+        let limits = &loaded.settings.downstreams[name].limits;
+        limits.iter().next().unwrap().rate().to_string()
+    };
+    for new in [old.load_dynamic(&scene.sources), load_usable(scene.sources.clone(), Some(&old))] {
+        let new = new.unwrap();
+        assert_eq!(names(&new), ["a", "b", "d"]);
+        assert_eq!((rate(&new, "a"), rate(&new, "b")), ("1/s".to_owned(), "9/s".to_owned()));
+        let mistakes: Vec<String> = new.mistakes().iter().map(ToString::to_string).collect();
+        // The missing key shows once the one that may have hidden it is left out.
+        let says = |text: &str| mistakes.iter().any(|mistake| mistake.contains(text));
+        assert!(says("a.toml:") && says("c.toml:1:1: downstreams.c.http.base_url: missing"), "{mistakes:?}");
+        assert!(says("0.toml:1:14: downstreams.b: is in "), "who was there first counts: {mistakes:?}");
+        // One that is wrong still counts as it was, however often it is read.
+        let again = new.load_dynamic(&scene.sources).unwrap();
+        assert_eq!((names(&again), again.mistakes().len()), (vec!["a", "b", "d"], new.mistakes().len()));
+    }
+    // At a start there is no before.
+    assert_eq!(names(&load_usable(scene.sources.clone(), None).unwrap()), ["b", "d"]);
+    assert!(scene.load().is_err(), "a check reports them");
+    // A mistake elsewhere is one of all.
+    let scene = scene.file("paced.toml", &format!("{BASE}[amqp]\nprefx = 'p'\n"));
+    assert!(load_usable(scene.sources.clone(), Some(&old)).is_err());
+}
+
+/// Each has keys in a file of its own, which are read in a time that grows with their number.
+#[test]
+fn thousands_of_files_are_read() {
+    const FILES: usize = 1_000;
+    let scene = scene(BASE, &[]);
+    for n in 0..FILES {
+        let file = scene.dir.path().join(format!("downstreams.d/d{n}.toml"));
+        fs::write(file, downstream(&format!("d{n}"))).unwrap();
+    }
+    let loaded = scene.right();
+    assert_eq!(loaded.settings.downstreams.len(), FILES);
+    let origin = "downstreams.d/d999.toml:2:8";
+    assert!(show(&loaded).contains(origin));
+}
