@@ -14,6 +14,7 @@ mod support;
 
 mod api;
 mod away;
+mod changes;
 mod clock;
 mod cold;
 mod costs;

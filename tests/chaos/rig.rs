@@ -15,7 +15,7 @@ use crate::support::api::{Api, stamp};
 use crate::support::daemon::{Output, Paced, binary, message, run_cli, scratch};
 use crate::support::publish::Job;
 use crate::support::servers::{Rabbit, Redis, free_port, rabbit, redis};
-use crate::support::site::Site;
+use crate::support::site::{NAME, Site};
 use crate::support::unique;
 use crate::verdict::{HandOver, Run};
 use crate::watch::Watch;
@@ -263,13 +263,16 @@ impl Rig {
     }
 }
 
-/// Reads from a line of a replica's log when a job was handed over, and how late. `None` if the line is another one. The time
+/// Reads from a line of a replica's log when a job of the site was handed over, and how late. `None` if the line is another one. The time
 /// is that of the wall clock, which no scenario moves.
 fn hand_over(line: &str) -> Option<(Timestamp, Duration)> {
     if message(line).as_deref() != Some("released") {
         return None;
     }
     let line: Value = serde_json::from_str(line).unwrap();
+    if line["downstream"].as_str().is_some_and(|downstream| downstream != NAME) {
+        return None;
+    }
     let late = late(line["late"].as_str().unwrap());
     // An older build has only the slot, by the clock of Redis, which in its runs is this machine's.
     let at = line["at"].as_i64().map_or_else(
