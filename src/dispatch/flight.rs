@@ -1,7 +1,7 @@
 //! The flight of one job: it is released to the sink at its slot, and settled by the outcome.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -11,6 +11,7 @@ mod event;
 mod letter;
 mod outcome;
 mod settling;
+mod successes;
 
 use super::discard::discard;
 use super::entry::Entry;
@@ -31,6 +32,7 @@ pub(super) use letter::{Doomed, Logs, bury, dead_letter};
 use outcome::{contact, is_answered, naming};
 use settling::ended;
 pub(super) use settling::settle_delivered;
+pub(super) use successes::Successes;
 
 /// The parts that all flights of a downstream share.
 #[derive(Clone)]
@@ -48,22 +50,6 @@ pub(super) struct FlightContext {
     /// Whether attempt after attempt fails, which the log says: then it need not name each job.
     pub(super) is_failing: Arc<AtomicBool>,
     pub(super) successes: Arc<Successes>,
-}
-
-/// When the latest job was sent that was delivered.
-#[derive(Debug, Default)]
-pub(super) struct Successes(Mutex<Option<Instant>>);
-
-impl Successes {
-    fn note(&self, sent: Instant) {
-        let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *latest = latest.max(Some(sent));
-    }
-
-    /// Whether a job was delivered that was sent after this instant.
-    fn is_any_after(&self, at: Instant) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|sent| sent > at)
-    }
 }
 
 /// A job whose slot has come.

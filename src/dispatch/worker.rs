@@ -70,7 +70,8 @@ struct Flights {
     linger: Duration,
 }
 
-/// How long after the next probe of a cool-down a job may go that was throttled, so that another one is the probe.
+/// How long after the next probe of a cool-down, or the pause of its lane, a job may go that was throttled, so that another one
+/// goes first.
 const BEHIND: Duration = Duration::from_millis(100);
 
 /// The inputs of the worker.
@@ -150,6 +151,7 @@ impl Worker {
             reporting: Reporting::new(board),
         };
         worker.bound_costs();
+        worker.follow_pauses();
         worker.engine.follow_cool_downs(worker.context.retry.max_cooldown);
         (worker, events)
     }
@@ -234,7 +236,7 @@ impl Worker {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Release(held) => {
-                    let place = FlightGuard::new(self.flights.events.clone());
+                    let place = FlightGuard::new(self.flights.events.clone(), held.waiter.key.clone());
                     self.flights.spawn(Flight::new(Arc::clone(&self.context), place, held).run());
                 }
                 Effect::Refuse(entry, refusal) => self.refuse(entry, refusal),
@@ -355,7 +357,7 @@ impl Worker {
             }
             // It goes behind the jobs that wait, so that one that is always throttled holds up no other.
             Event::Throttled(due, mut entry) => {
-                let due = self.engine.probe_at().map_or(due, |at| due.max(at + BEHIND));
+                let due = self.engine.pause_ends(&entry.key).map_or(due, |at| due.max(at + BEHIND));
                 let wait = due.saturating_duration_since(Instant::now());
                 entry.request.seq = self.intake.position_behind(wait);
                 self.note(Event::Retry(due, entry));
@@ -363,12 +365,18 @@ impl Worker {
             Event::Parked(began) => _ = self.parking.ended(began),
             Event::Unparked(due, began, entry) => self.stays_here(due, began, entry),
             Event::Unused { lane, cost, slot } => self.engine.give_back_unused((lane, cost, slot)),
-            Event::Pause(end) => self.engine.penalize(end),
-            Event::CoolDown(sent) => self.engine.cool_down(sent),
+            Event::Pause(end, key) => {
+                let alone = self.engine.penalize_for(&key, end);
+                alone.into_iter().for_each(|lanes| self.context.logs.throttled(&lanes));
+            }
+            Event::CoolDown(sent, key) => {
+                let alone = self.engine.cool_down_for(&key, sent);
+                alone.into_iter().for_each(|lanes| self.context.logs.throttled(&lanes));
+            }
             Event::Refused(refused) => self.refused(*refused),
             Event::Ended(end) => {
                 self.engine.on_sent(end.took);
-                self.engine.attempt_ended(end.since, end.as_probe());
+                self.engine.attempt_ended_for(&end.key, end.since, end.as_probe());
                 self.on_attempt(end.ending);
                 self.judge(end.since, end.contact);
             }

@@ -13,6 +13,9 @@ pub struct LaneRules {
     /// The parts whose values have a state of their own, as indices into `parts`, for each limit of lanes by its name. A limit
     /// of a plan that is not named here has one for each value of `fair_by`, and any other limit one for each lane.
     pub per: BTreeMap<String, Vec<usize>>,
+    /// The parts whose values wait alone where the downstream throttles a job of theirs, as indices into `parts`. Without any
+    /// all jobs of the downstream wait.
+    pub pause_per: Vec<usize>,
     /// How much more than others values of `fair_by` get; 1 where they are not named.
     pub weights: BTreeMap<String, u32>,
     /// The share of turns that goes to the lowest priority that waits, in millionths.
@@ -28,6 +31,7 @@ impl Default for LaneRules {
             parts: vec![],
             fair_by: 0,
             per: BTreeMap::new(),
+            pause_per: vec![],
             weights: BTreeMap::new(),
             starvation_guard: 0,
             max_lanes: 1_000_000,
@@ -49,19 +53,27 @@ impl LaneRules {
 
     /// Returns the key of the state that this limit has for a lane with these values.
     pub(crate) fn key(&self, limit: &str, values: &[String]) -> String {
-        let (all, fair) = (0..self.parts.len(), [self.fair_by]);
+        match self.per.get(limit) {
+            Some(parts) => self.key_of(parts.iter().copied(), values),
+            None if limit.starts_with(Self::OF_PLAN) => self.key_of([self.fair_by], values),
+            None => self.key_of(0..self.parts.len(), values),
+        }
+    }
+
+    /// Returns the key of the pauses of a lane with these values; `None` if the downstream pauses as a whole.
+    pub(crate) fn pause_key(&self, values: &[String]) -> Option<String> {
+        let parts = &self.pause_per;
+        (!parts.is_empty()).then(|| self.key_of(parts.iter().copied(), values))
+    }
+
+    fn key_of(&self, parts: impl IntoIterator<Item = usize>, values: &[String]) -> String {
         let mut key = String::new();
-        let mut put = |part: usize| {
+        for part in parts {
             let separator = if key.is_empty() { "" } else { "&" };
             let value = values.get(part).map_or("", String::as_str);
             let value = value.replace('%', "%25").replace('&', "%26");
             // Writing to a string cannot fail.
             let _ = write!(key, "{separator}{}={value}", self.parts[part]);
-        };
-        match self.per.get(limit) {
-            Some(parts) => parts.iter().for_each(|part| put(*part)),
-            None if limit.starts_with(Self::OF_PLAN) => fair.into_iter().for_each(&mut put),
-            None => all.for_each(&mut put),
         }
         key
     }
@@ -94,5 +106,8 @@ mod tests {
         assert_eq!(key("lane.t", ["a", ""]), "tenant=", "a job without a value has a state too");
         assert_ne!(key("lane.l", ["a&tenant=b", "c"]), key("lane.l", ["a", "b&tenant=c"]));
         assert_ne!(key("lane.l", ["a%26", "c"]), key("lane.l", ["a&", "c"]));
+        assert_eq!(rules.pause_key(&texts(["a", "acme"])), None);
+        let rules = LaneRules { pause_per: vec![1], ..rules };
+        assert_eq!(rules.pause_key(&texts(["a", "acme"])).as_deref(), Some("tenant=acme"));
     }
 }

@@ -1,8 +1,9 @@
-//! Lanes on real servers: none blocks another, and they share by weight.
+//! Lanes on real servers: none blocks another, also where the API throttles it, and they share by weight.
 
 use crate::pace::{begin_at_once, slots};
 use crate::support::LONG;
-use crate::support::publish::Job;
+use crate::support::api::Answer;
+use crate::support::publish::{self, Job};
 use crate::support::site::{Site, slots_missed};
 
 /// Jobs of a lane.
@@ -62,4 +63,38 @@ async fn three_saturated_lanes_share_by_weight() {
         );
     }
     assert_eq!(replica.stop().await, 0);
+}
+
+/// Its pause lasts for five minutes. The test does not wait for the end.
+#[tokio::test]
+async fn a_tenant_that_the_api_throttles_stops_no_other() {
+    const OTHERS: usize = 200;
+    let keys = "rate = '100/s'\nqueue.prefetch = 150\nlanes.by = { tenant = 'header:paced-lane' }\n\
+                lanes.pause_per = ['tenant']";
+    let site = Site::shared("throttled", keys).await;
+    site.api.rule(|arrival| match arrival.id().starts_with("bad-") {
+        true => Answer::status(429).header("retry-after", 300),
+        false => Answer::ok(),
+    });
+    let jobs = || ["bad", "a", "b"].into_iter().flat_map(|lane| of(lane, OTHERS / 2)).collect();
+    let replicas: [_; 2] = begin_at_once(&site, 150, jobs).await;
+    let mut bad = 0;
+    loop {
+        let arrivals = site.api.wait_for(OTHERS + bad, LONG).await;
+        let seen = arrivals.iter().filter(|arrival| arrival.id().starts_with("bad-")).count();
+        if seen == bad {
+            break;
+        }
+        bad = seen;
+    }
+    assert!((1..=40).contains(&bad), "{bad} of 100 were sent, some before the first answer");
+    for replica in &replicas {
+        let told = |line: &&String| line.contains("throttles these lanes") && line.contains("tenant=bad");
+        assert!(replica.log().iter().filter(told).count() <= 1, "{}", replica.log().join("\n"));
+    }
+    assert!(replicas.iter().any(|replica| replica.log().join("\n").contains("throttles these lanes")));
+    for replica in replicas {
+        assert_eq!(replica.stop().await, 0);
+    }
+    assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(0));
 }

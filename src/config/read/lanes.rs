@@ -27,6 +27,9 @@ keys! {
     FAIR_BY = "fair_by".otherwise("the only part of `by`").example("tenant");
     /// The parts whose values the limit holds for. Unset: each lane for itself.
     PER = "per".example("[\"tenant\"]");
+    /// The parts whose values wait alone when the API throttles a job of theirs: with ["tenant"] a 429 for one tenant does
+    /// not stop the others (docs/lanes.md). Empty: all jobs of the downstream wait.
+    PAUSE_PER = "pause_per".default("[]").example("[\"tenant\"]").reload();
     /// How many times as much as others values of `fair_by` get while all have jobs.
     WEIGHTS = "weights".matches(".").example("{ acme = 5 }").reload();
     /// The weight of this value; others have 1.
@@ -96,13 +99,16 @@ fn keyed<'v>(reader: &mut Reader<'v>, table: &Table<'v>, on_limit: Option<OnLimi
         }
         Some(given.then(|| per.iter().filter_map(|name| place(name).ok()).collect::<Vec<usize>>()))
     });
+    let pause_per = reader.texts(table, &PAUSE_PER, |name| place(name).map(|_| name.to_owned()));
     let max_lanes = reader.integer(table, &MAX_LANES);
     // Tables come behind the keys of this one, as `config show` writes them.
     let parts = parts(reader, &by);
     let weights = weights(reader, table);
     if !table.has(BY.name) {
         let keys = [FAIR_BY.name, limits::LANE_LIMITS.name, WEIGHTS.name];
-        let moot = keys.into_iter().filter(|key| table.has(key));
+        // Without any part it is the default.
+        let pauses = pause_per.is_some_and(|parts| !parts.is_empty());
+        let moot = keys.into_iter().filter(|key| table.has(key)).chain(pauses.then_some(PAUSE_PER.name));
         let moot: Vec<&str> = moot.collect();
         moot.iter().for_each(|key| reader.wrong_key(table, key, "there are no lanes without `by`; add it"));
         return moot.is_empty().then(|| (vec![], None, vec![]));
@@ -124,11 +130,13 @@ fn keyed<'v>(reader: &mut Reader<'v>, table: &Table<'v>, on_limit: Option<OnLimi
     }
     let fair_by = if table.has(FAIR_BY.name) { fair_by? } else { 0 };
     let (parts, read) = (parts?, read?);
+    let pause_per = pause_per?.iter().filter_map(|name| place(name).ok()).collect();
     let per = read.iter().filter_map(|(given, per)| Some((given.limit.name().to_owned(), per.clone()?)));
     let rules = LaneRules {
         parts: names,
         fair_by,
         per: per.collect(),
+        pause_per,
         weights: weights?,
         starvation_guard: STARVATION_GUARD,
         max_lanes: max_lanes?,
@@ -180,6 +188,10 @@ fn is_name(name: &str) -> bool {
 
 /// The place of a part by its name.
 fn place(names: &[String], name: &str) -> Result<usize, String> {
+    if names.is_empty() {
+        // That `by` names none is the only mistake.
+        return Ok(0);
+    }
     names.iter().position(|other| other == name).ok_or_else(|| {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         match nearest(name, &names) {

@@ -1,5 +1,6 @@
 //! What a flight reports to its dispatcher.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -30,10 +31,10 @@ pub(in crate::dispatch) enum Event {
     Parked(Option<u64>),
     /// The job cannot be parked: it waits here until this instant. The number is that of [`Event::Parked`].
     Unparked(Instant, Option<u64>, Box<Entry>),
-    /// The downstream asks for a pause until this instant.
-    Pause(Deadline),
-    /// The downstream throttles, and does not say for how long. This is when the job was sent.
-    CoolDown(Instant),
+    /// The downstream asks for a pause until this instant, in its answer to a job with this key.
+    Pause(Deadline, Arc<[String]>),
+    /// The downstream throttles a job with this key, and does not say for how long. This is when the job was sent.
+    CoolDown(Instant, Arc<[String]>),
     /// The downstream refused the credentials of the request.
     Refused(Box<Refused>),
     /// The send is over.
@@ -56,6 +57,8 @@ pub(in crate::dispatch) struct Refused {
 pub(in crate::dispatch) struct FlightEnd {
     /// The instant at which it began.
     pub(in crate::dispatch) since: Instant,
+    /// The values of the key of its job.
+    pub(in crate::dispatch) key: Arc<[String]>,
     /// How long the downstream took, if it answered.
     pub(in crate::dispatch) took: Option<Duration>,
     pub(in crate::dispatch) contact: Contact,
@@ -96,7 +99,7 @@ impl Event {
                 Some(entry)
             }
             Self::Refused(refused) => Some(refused.entry),
-            Self::Unused { .. } | Self::Pause(_) | Self::CoolDown(_) | Self::Parked(_) | Self::Ended(_) => {
+            Self::Unused { .. } | Self::Pause(..) | Self::CoolDown(..) | Self::Parked(_) | Self::Ended(_) => {
                 None
             }
         }
@@ -104,9 +107,9 @@ impl Event {
 }
 
 impl FlightGuard {
-    pub(in crate::dispatch) fn new(events: mpsc::UnboundedSender<Event>) -> Self {
+    pub(in crate::dispatch) fn new(events: mpsc::UnboundedSender<Event>, key: Arc<[String]>) -> Self {
         let (contact, ending) = (Contact::None, Ending::Other);
-        let end = FlightEnd { since: Instant::now(), took: None, contact, ending };
+        let end = FlightEnd { since: Instant::now(), key, took: None, contact, ending };
         Self { events, end }
     }
 
@@ -119,7 +122,7 @@ impl FlightGuard {
 impl Drop for FlightGuard {
     fn drop(&mut self) {
         let FlightEnd { since, took, contact, .. } = self.end;
-        let ending = std::mem::take(&mut self.end.ending);
-        self.send(Event::Ended(FlightEnd { since, took, contact, ending }));
+        let (ending, key) = (std::mem::take(&mut self.end.ending), Arc::clone(&self.end.key));
+        self.send(Event::Ended(FlightEnd { since, key, took, contact, ending }));
     }
 }

@@ -41,12 +41,15 @@ impl Doomed {
 pub(in crate::dispatch) struct Logs {
     letters: Arc<BoundedLog>,
     answers: Arc<BoundedLog>,
+    throttled: Arc<BoundedLog>,
+    downstream: Arc<str>,
 }
 
 impl Logs {
     pub(in crate::dispatch) fn new(downstream: &str) -> Self {
-        let (letters, answers) = (downstream.to_owned(), downstream.to_owned());
+        let [letters, answers, throttled] = [(); 3].map(|()| downstream.to_owned());
         Self {
+            downstream: downstream.into(),
             letters: BoundedLog::new(move |summary| {
                 let (downstream, letters, reasons) = (&letters, summary.lines, &summary);
                 tracing::warn!(downstream, letters, %reasons, "dead-lettered; too many to log each");
@@ -59,7 +62,23 @@ impl Logs {
                     "delivered, with remarks on the answers; too many to log each"
                 );
             }),
+            throttled: BoundedLog::with_bound(10, Duration::from_secs(60), move |summary| {
+                let (downstream, pauses) = (&throttled, summary.lines);
+                tracing::info!(downstream, pauses, "the downstream throttles lanes; too many to log each");
+            }),
         }
+    }
+
+    /// Logs that lanes wait alone from now on.
+    pub(in crate::dispatch) fn throttled(&self, lanes: &str) {
+        let downstream = &*self.downstream;
+        self.throttled.line("throttled", || {
+            tracing::info!(
+                downstream,
+                lanes,
+                "the downstream throttles these lanes: their jobs wait, and no others"
+            );
+        });
     }
 
     /// Logs a delivery whose answer people should know something of.

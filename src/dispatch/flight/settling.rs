@@ -87,26 +87,28 @@ impl Flight {
         }
     }
 
-    /// Has all jobs wait for this long.
+    /// Has all jobs wait for this long, or those of some lanes alone.
     fn pause(&self, span: Duration) {
         let end = Instant::now() + span.min(self.context.retry.max_pause);
-        self.place.send(Event::Pause(Deadline::at(end)));
+        self.place.send(Event::Pause(Deadline::at(end), Arc::clone(&self.entry.key)));
     }
 
     /// Records that the downstream throttled the job, for so long if it said so, and returns how long the job waits; `None` if
-    /// no attempt is left. All jobs wait, unless others succeeded since this one was last throttled: then it is about this
-    /// job.
+    /// no attempt is left. All jobs that wait together in a pause do, unless others of them succeeded since this one was last
+    /// throttled: then it is about this job.
     fn throttled(&mut self, status: u16, after: Option<Duration>) -> Option<Duration> {
+        let (successes, key) = (&self.context.successes, &self.entry.key);
+        successes.note_throttled(key);
         let attempts = &mut self.entry.attempts;
         let (now, before) = (Instant::now(), attempts.throttled_at);
         (attempts.throttled, attempts.throttled_at) = (attempts.throttled + 1, Some(now));
-        if before.is_some_and(|before| self.context.successes.is_any_after(before)) {
+        if before.is_some_and(|before| successes.is_any_after(before, key)) {
             attempts.alone += 1;
         } else {
             attempts.alone = 0;
             match after {
                 Some(after) => self.pause(after),
-                None => self.place.send(Event::CoolDown(self.place.end.since)),
+                None => self.place.send(Event::CoolDown(self.place.end.since, Arc::clone(key))),
             }
         }
         let Attempts { throttled, alone, .. } = self.entry.attempts;
@@ -140,7 +142,7 @@ impl Flight {
         let report = self.report(Some(receipt.response.status));
         let Self { context, place, entry, late, .. } = self;
         // The send is over: a reply that takes long must not hold up others.
-        context.successes.note(place.end.since);
+        context.successes.note(place.end.since, &entry.key);
         drop(place);
         let record =
             Record { report, remark: receipt.remark.clone(), first_seen: entry.age.first_seen, late };

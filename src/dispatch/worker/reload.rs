@@ -44,7 +44,14 @@ impl Worker {
     /// Applies the settings in force.
     pub(super) fn follow(&mut self) {
         self.bound_costs();
+        self.follow_pauses();
         self.renew_context(self.context.retry.clone());
+    }
+
+    /// Has successes tell of the jobs that wait together in a pause.
+    pub(super) fn follow_pauses(&self) {
+        let lanes = self.engine.settings().of_jobs.lanes.as_ref();
+        self.context.successes.follow(lanes.map_or(&[][..], |lanes| &lanes.pause_per[..]));
     }
 
     /// Sets the options of flights from now on, with the tolerance in force.

@@ -32,9 +32,10 @@ impl<W: Waiter> Engine<W> {
         self.apply_cooling(change);
     }
 
-    /// When the next probe may go, in a cool-down.
-    pub(crate) const fn probe_at(&self) -> Option<Instant> {
-        self.terms.cooling().probe_at()
+    /// When a pause ends of the lanes of a waiter with this key alone, or the next probe may go in a cool-down.
+    pub(crate) fn pause_ends(&self, key: &[String]) -> Option<Instant> {
+        let alone = self.schedule.keyed().and_then(|lanes| lanes.paused_until(key));
+        self.terms.cooling().probe_at().max(alone)
     }
 
     /// Takes in the cool-down that the store has.

@@ -11,8 +11,10 @@ use super::{Admission, Effect, Engine, Refusal};
 use crate::pace::Waiter;
 use crate::pace::pacing::InLanes;
 use crate::pace::schedule::{LaneAnswer, Lanes, Next, Spacing};
+use crate::pace::terms::ProbeEnd;
 use crate::pace::{LaneId, Settings};
 use crate::store::{NextTurn, Reserved};
+use crate::time::Deadline;
 
 /// What a waiter costs every limit. Where lanes are made by keys, no limit has costs of its own.
 fn units(waiter: &impl Waiter) -> u32 {
@@ -31,6 +33,46 @@ impl<W: Waiter> Engine<W> {
             None => lanes.lane_without_values(of, may_forget),
         };
         waiter.request_mut().lane = lane;
+    }
+
+    /// Whether this lane is paused alone at this instant.
+    pub(super) fn is_paused_alone(&self, lane: LaneId, at: Instant) -> bool {
+        self.schedule.keyed().is_some_and(|lanes| lanes.is_paused(lane, at))
+    }
+
+    /// The lanes by keys, if they wait alone where the downstream throttles one of their waiters.
+    fn pausing_alone(&mut self) -> Option<&mut Lanes> {
+        self.schedule.keyed_mut().filter(|lanes| lanes.pause_alone())
+    }
+
+    /// Has waiters wait until `end`, as the downstream asked for in its answer to one with this key: all, or those of some
+    /// lanes alone. Returns the values of these if their pause begins.
+    pub(crate) fn penalize_for(&mut self, key: &[String], end: Deadline) -> Option<Arc<str>> {
+        if let Some(lanes) = self.pausing_alone() {
+            return lanes.pause(key, (Instant::now(), end.instant()));
+        }
+        self.penalize(end);
+        None
+    }
+
+    /// Begins or continues a cool-down, since the downstream throttled a waiter with this key that was sent at `sent`, and named
+    /// no time: of all waiters, or of some lanes alone. One of all that is under way goes on. Returns the values of these lanes if
+    /// theirs begins.
+    pub(crate) fn cool_down_for(&mut self, key: &[String], sent: Instant) -> Option<Arc<str>> {
+        let (longest, is_on) = (self.terms.cooling().longest(), self.terms.cooling().is_on());
+        if let Some(lanes) = self.pausing_alone().filter(|_| !is_on) {
+            return lanes.cool_down(key, (sent, Instant::now()), longest);
+        }
+        self.cool_down(sent);
+        None
+    }
+
+    /// Records the end of a send of a waiter with this key that began at `sent`.
+    pub(crate) fn attempt_ended_for(&mut self, key: &[String], sent: Instant, end: ProbeEnd) {
+        if let (ProbeEnd::Answered, Some(lanes)) = (end, self.pausing_alone()) {
+            lanes.answered(key, sent);
+        }
+        self.attempt_ended(sent, end);
     }
 
     /// Returns how many waiters to offer for this number of slots: more, if lanes are made by keys and have limits.

@@ -359,6 +359,12 @@ impl<W: Waiter> Engine<W> {
         }
         while let Some(due) = self.release.pop_due(now) {
             match due {
+                Due::Now(held) if self.is_paused_alone(held.waiter.lane(), now.instant()) => {
+                    self.release.sent(None);
+                    let Unused { lane, cost, slot, .. } = Unused::of(&held);
+                    self.give_back_unused((lane, cost, slot));
+                    self.put_back(vec![held.waiter], Abandoned::Paused);
+                }
                 Due::Now(held) => {
                     self.driver.connections.on_release(now.instant());
                     self.terms.cooling_mut().on_sent();

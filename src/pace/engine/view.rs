@@ -138,7 +138,10 @@ impl<W: Waiter> Engine<W> {
             true => None,
             false => lanes.first_limit(),
         }) {
-            return Hold::Limit(limit, Some(at));
+            return match limit {
+                Some(limit) => Hold::Limit(limit, Some(at)),
+                None => Hold::Paused(Paused::Downstream, Some(at)),
+            };
         }
         let lanes = (0..=self.settings.plans.len()).map(LaneId::at);
         let ready = lanes.filter(|lane| self.backlog.ready(*lane) > 0);

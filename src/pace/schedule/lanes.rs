@@ -25,6 +25,7 @@ use states::States;
 mod call;
 mod fair;
 mod known;
+mod pausing;
 mod states;
 mod waits;
 
@@ -65,7 +66,7 @@ struct Asking {
 struct Lane {
     set: usize,
     class: usize,
-    /// The states of its limits, in the order of its set.
+    /// The states of its limits, in the order of its set, and then that of its pauses.
     states: Vec<usize>,
     place: Place,
     /// Its turn among others: lanes with lower ones go first.
@@ -120,7 +121,8 @@ impl Lanes {
     /// Applies other limits; lanes keep their jobs, turns and tags. Estimates of their limits are void.
     pub(crate) fn follow(&mut self, settings: &Settings) {
         let Some(rules) = &settings.of_jobs.lanes else { return };
-        let has_same_states = self.rules.has_same_states(rules);
+        let has_same_pauses = self.rules.pause_per == rules.pause_per;
+        let has_same_states = has_same_pauses && self.rules.has_same_states(rules);
         self.rules = Arc::clone(rules);
         self.classes.weigh(|value| rules.weight(value));
         let sets = sets(settings);
@@ -180,13 +182,17 @@ impl Lanes {
     fn join_states(&mut self, set: usize, values: &[String]) -> Vec<usize> {
         let Self { sets, rules, states, asking, .. } = self;
         let join = |limit: &Limit| states.join(limit, rules.key(limit.name(), values), asking.horizon);
-        sets[set].iter().map(join).collect()
+        let mut all: Vec<usize> = sets[set].iter().map(join).collect();
+        all.extend(rules.pause_key(values).map(|key| states.join_pause(key)));
+        all
     }
 
     /// Removes the lanes that no job has, wherever they are: their jobs may have been cancelled, parked or refused while
-    /// they waited.
+    /// they waited. Those that are paused stay: their jobs may be parked until the pause ends.
     fn sweep(&mut self) {
-        let gone = self.known.sweep(|lane| self.all[lane].offered > 0);
+        let Self { known, all, states, .. } = self;
+        let is_paused = |lane: &Lane| lane.states.iter().any(|state| states.is_paused_now(*state));
+        let gone = known.sweep(|lane| all[lane].offered > 0 || is_paused(&all[lane]));
         for lane in gone {
             self.take_out(lane);
             let new = Lane { place: Place::Gone, ..Lane::default() };
@@ -212,7 +218,7 @@ impl Lanes {
 
     /// The keys of the states of a lane's limits, in the order of its set.
     pub(crate) fn keys(&self, lane: LaneId) -> Vec<Arc<str>> {
-        let states = self.index(lane.row()).map(|lane| &self.all[lane].states);
+        let states = self.index(lane.row()).map(|lane| self.limit_states(lane));
         states.into_iter().flatten().map(|state| Arc::clone(self.states.name(*state).1)).collect()
     }
 
@@ -222,10 +228,12 @@ impl Lanes {
         states.into_iter().flatten().filter_map(|state| self.states.sleeps_until(*state)).max()
     }
 
-    /// The limit for which lanes wait that allows something first, and when it does.
-    pub(crate) fn first_limit(&self) -> Option<(String, Instant)> {
+    /// The limit for which lanes wait that allows something first, and when it does. It is `None` where a pause of some lanes
+    /// ends before.
+    pub(crate) fn first_limit(&self) -> Option<(Option<String>, Instant)> {
         let state = self.states.first_asleep()?;
-        Some((self.states.name(state).0.to_string(), self.states.sleeps_until(state)?))
+        let name = (!self.states.is_pause(state)).then(|| self.states.name(state).0.to_string());
+        Some((name, self.states.sleeps_until(state)?))
     }
 
     /// Takes in which lanes have new jobs or none any more, and wakes those whose limits allow something, as far as is known:

@@ -13,6 +13,7 @@ fn lanes_have_parts_limits_and_weights() {
                 lanes.fair_by = 'tenant'\n\
                 lanes.limits = [{ rate = '5/s' }, { rate = '100/min', per = ['tenant'], name = 'tenants' }]\n\
                 lanes.weights = { acme = 5, '*' = 2 }\n\
+                lanes.pause_per = ['tenant', 'plan']\n\
                 lanes.max_lanes = 5000\n";
     let loaded = Scene::new(&format!("{text}{LEAST}{keys}")).right();
     let a = &loaded.settings.downstreams["a"];
@@ -20,7 +21,7 @@ fn lanes_have_parts_limits_and_weights() {
     assert_eq!(rules.parts, ["endpoint", "plan", "tenant"]);
     assert_eq!(a.lanes.parts, [LanePart::Lane, LanePart::Plan, LanePart::Word(1)]);
     assert_eq!((rules.fair_by, rules.weights["acme"], rules.weights["*"]), (2, 5, 2));
-    assert_eq!(rules.max_lanes, 5000);
+    assert_eq!((rules.max_lanes, &rules.pause_per[..]), (5000, &[2, 1][..]));
     assert_eq!(rules.per.iter().collect::<Vec<_>>(), [(&"lane.tenants".to_owned(), &vec![2])]);
     let names = |place: usize| a.plans[place].limits.iter().map(Limit::name).collect::<Vec<_>>();
     let lanes = ["leaky-bucket-0", "lane.leaky-bucket-0", "lane.tenants"];
@@ -57,6 +58,12 @@ fn mistakes_in_lanes() {
             "empty; name a part of `by`",
         ),
         ("lanes.limits = [{ rate = '1/s' }]", "there are no lanes without `by`; add it"),
+        (
+            &format!("{by}\nlanes.fair_by = 'plan'\nlanes.pause_per = ['x']"),
+            "no part of `by`; there are `plan`, `tenant`",
+        ),
+        ("lanes.pause_per = ['tenant']", "there are no lanes without `by`; add it"),
+        ("lanes.fair_by = 'tenant'", "there are no lanes without `by`; add it"),
         ("lanes.weights = { acme = 2 }", "there are no lanes without `by`; add it"),
         (
             "lanes.by = { tenant = 'plan' }\nlanes.weights = { acme = 0 }",

@@ -356,7 +356,7 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "lanes.spill = true",
             "downstreams.a.lanes.spill",
-            "known here are `by`, `default_plan`, `fair_by`, `limits`, `max_lanes`, `weights`",
+            "known here are `by`, `default_plan`, `fair_by`, `limits`, `max_lanes`, `pause_per`, `weights`",
         ),
         (
             "[lanes]",

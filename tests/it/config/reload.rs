@@ -315,13 +315,19 @@ fn where_lanes_come_or_go_or_have_other_states_the_downstream_restarts() {
 
 #[test]
 fn limits_and_weights_of_lanes_that_stay_count_at_once() {
-    let edits =
-        [("'7/s'", "'8/s'"), ("acme = 2", "acme = 3"), ("[plans.pro]\nlimits = [{ rate = '5/s' }]\n", "")];
+    let edits = [
+        ("'7/s'", "'8/s'"),
+        ("acme = 2", "acme = 3"),
+        ("fair_by = 'tenant'\n", "fair_by = 'tenant'\npause_per = ['end']\n"),
+        ("[plans.pro]\nlimits = [{ rate = '5/s' }]\n", ""),
+    ];
     let reload = reload(LANES, &edits);
-    assert_eq!(reload.changed, ["downstreams.a.lanes.limits", "downstreams.a.lanes.weights.acme"]);
+    let changed = ["limits", "pause_per", "weights.acme"].map(|key| format!("downstreams.a.lanes.{key}"));
+    assert_eq!(reload.changed, changed);
     assert_eq!((moves(&reload.downstreams), reload.restart.len()), (owned(&["=a plans.pro"]), 0));
     let a = &reload.loaded.settings.downstreams["a"];
-    assert_eq!(a.lanes.rules.as_ref().unwrap().weights["acme"], 3);
+    let rules = a.lanes.rules.as_ref().unwrap();
+    assert_eq!((rules.weights["acme"], &rules.pause_per[..]), (3, &[0][..]));
     // The limits of lanes have the same numbers in all plans.
     let rates =
         |place: usize| a.plans[place].limits.iter().map(|limit| limit.rate().to_string()).collect::<Vec<_>>();

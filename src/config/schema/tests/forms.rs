@@ -91,6 +91,7 @@ pub(super) const WRONG: &[(&str, &str)] = &[
     ("downstreams.billing.lanes.by", "{ tenant = \"routing-key:1\" }"),
     ("downstreams.billing.lanes.by", "{ Tenant = \"plan\" }"),
     ("downstreams.billing.lanes", "{ by.tenant = \"plan\", weights.acme = 0 }"),
+    ("downstreams.billing.lanes", "{ by.tenant = \"plan\", pause_per = \"tenant\" }"),
     ("downstreams.billing.lanes", "{ by.tenant = \"plan\", max_lanes = 0 }"),
     ("downstreams.billing.lanes", "{ by.tenant = \"plan\", limits = [{ rate = \"5\" }] }"),
 ];
@@ -133,7 +134,7 @@ pub(super) const RIGHT: &[(&str, &str)] = &[
     ("downstreams.billing.lanes.by", "{ a_1 = \"routing-key:99\" }"),
     (
         "downstreams.billing.lanes",
-        "{ by.t = \"plan\", weights.\"a b\" = 1000000, limits = [{ rate = \"5/s\", per = [\"t\"] }], max_lanes = 1 }",
+        "{ by.t = \"plan\", weights.\"a b\" = 1000000, limits = [{ rate = \"5/s\", per = [\"t\"] }], max_lanes = 1, pause_per = [\"t\"] }",
     ),
     ("downstreams.billing.retry.answers", "[]"),
     (

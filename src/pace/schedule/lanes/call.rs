@@ -213,6 +213,6 @@ impl Lanes {
         // Replicas at different distances from the store get equal shares of a slow lane.
         let jitter = (lead / 2).mul_f64(fastrand::f64());
         let ask_at = until.checked_sub(lead).unwrap_or(until) + jitter;
-        self.states.sleep(state, until, ask_at);
+        self.states.sleep(state, until, if self.states.is_pause(state) { until } else { ask_at });
     }
 }

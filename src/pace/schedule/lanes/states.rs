@@ -1,5 +1,5 @@
 //! What is known of the states of lanes' limits: which of them allow nothing now, and the lanes that wait for them. It is
-//! pure.
+//! pure. The pauses of some lanes are states too ([`pauses`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,6 +10,8 @@ use tokio::time::Instant;
 use crate::limit::Limit;
 use crate::pace::schedule::lane::PassedOn;
 use crate::pace::slots_within;
+
+mod pauses;
 
 /// The states of limits that the lanes have, each once.
 ///
@@ -63,7 +65,7 @@ struct Sleep {
     ask_at: Instant,
 }
 
-/// The numbers of a limit as far as they matter here.
+/// The numbers of a limit as far as they matter here, or those of a pause.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
     /// The most units that it can allow within a horizon, which is all that one call can use.
@@ -74,6 +76,8 @@ struct Numbers {
     is_plain: bool,
     /// What reading it costs the store.
     weight: usize,
+    /// When a pause ends that was asked for, or the wait before the next probe of a cool-down.
+    paused_until: Option<Instant>,
 }
 
 impl Numbers {
@@ -83,6 +87,7 @@ impl Numbers {
             interval: limit.rate().interval(),
             is_plain: limit.is_even() && limit.burst() == 1,
             weight: limit.weight(),
+            paused_until: None,
         }
     }
 }
@@ -97,18 +102,22 @@ impl Sleep {
 impl States {
     /// Adds a lane to this state of a limit, and returns the state.
     pub(super) fn join(&mut self, limit: &Limit, key: String, horizon: Duration) -> usize {
-        let name = Name { limit: limit.name().into(), key: key.into() };
-        let numbers = Numbers::of(limit, horizon);
+        let state = self.join_named(limit.name(), key);
+        self.all[state].numbers = Numbers::of(limit, horizon);
+        state
+    }
+
+    fn join_named(&mut self, limit: &str, key: String) -> usize {
+        let name = Name { limit: limit.into(), key: key.into() };
         if let Some(&state) = self.by_name.get(&name) {
             self.all[state].lanes += 1;
-            self.all[state].numbers = numbers;
             return state;
         }
         let new = State {
             name: name.clone(),
             lanes: 1,
             ready: 0,
-            numbers,
+            numbers: Numbers::UNLIMITED,
             asleep: None,
             offered: 0,
             in_order: None,
@@ -302,17 +311,22 @@ impl States {
         woken.into_iter().map(|(_, state)| state).collect()
     }
 
-    /// Wakes a state, if it sleeps.
+    /// Wakes the state of a limit, if it sleeps. A pause goes on.
     pub(super) fn wake_one(&mut self, state: usize) {
+        if !self.is_pause(state) {
+            self.end_sleep(state);
+        }
+    }
+
+    fn end_sleep(&mut self, state: usize) {
         if let Some(sleep) = self.all[state].asleep.take() {
             self.wakes.remove(&(sleep.ask_at, state));
         }
     }
 
-    /// Wakes all states. Returns those that lanes wait for.
+    /// Wakes the states of all limits. Returns those that lanes wait for.
     pub(super) fn wake_all(&mut self) -> Vec<usize> {
-        self.wakes.clear();
-        self.all.iter_mut().for_each(|state| state.asleep = None);
+        (0..self.all.len()).for_each(|state| self.wake_one(state));
         (0..self.all.len()).filter(|state| !self.all[*state].waiting.is_empty()).collect()
     }
 

@@ -7,6 +7,7 @@ use crate::pace::JobSettings;
 use crate::pace::tests::{self, Caller};
 
 mod costly;
+mod pausing;
 mod random;
 mod waits;
 
@@ -24,6 +25,7 @@ fn settings(limits: &[Limit]) -> Settings {
     let rules = LaneRules {
         parts: vec!["tenant".to_owned(), "endpoint".to_owned()],
         per: of_tenant.map(|limit| (limit.name().to_owned(), vec![0])).collect(),
+        pause_per: vec![0],
         ..LaneRules::default()
     };
     let plans = vec![crate::pace::PlanLimits { name: "lanes.limits".to_owned(), limits: all }];

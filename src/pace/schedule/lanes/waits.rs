@@ -5,6 +5,7 @@
 //! before it at one of its states, and not only for those of its own lane.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -13,7 +14,10 @@ use crate::pace::backlog::Backlog;
 use crate::pace::schedule::lane::PassedOn;
 use crate::pace::{Waiter, limit_delay};
 
-/// The jobs of a lane that has limits of its own.
+/// The longest that a job is taken to wait for the probes of a cool-down before it: most end before.
+const LONGEST_COOLING: Duration = Duration::from_secs(300);
+
+/// The jobs of a lane that has limits of its own, or is paused.
 struct Queue<W> {
     lane: usize,
     /// The rank and the turn by which lanes go.
@@ -96,8 +100,11 @@ impl Lanes {
             others.for_each(|_| ahead.count(&self.all[queue.lane].states));
         }
         queues.retain(|queue| !queue.beyond.is_empty());
-        for state in queues.iter().flat_map(|queue| &self.all[queue.lane].states) {
-            ahead.elsewhere.insert(*state, self.states.passed_on(*state, now));
+        for queue in &queues {
+            let Lane { set, states, .. } = &self.all[queue.lane];
+            for state in &states[..self.sets[*set].len()] {
+                ahead.elsewhere.insert(*state, self.states.passed_on(*state, now));
+            }
         }
         let mut taken = Vec::new();
         take_turns(&mut queues, |queue| {
@@ -122,7 +129,7 @@ impl Lanes {
             let ready = backlog.ready(self.id(lane));
             let asleep = of.states.iter().filter_map(|state| self.states.sleeps_until(*state)).max();
             let (place, start) = ((rank, of.turn), asleep.map_or(now, |until| until.max(now)));
-            let is_limited = ready > 0 && !of.states.is_empty();
+            let is_limited = ready > 0 && (!self.sets[of.set].is_empty() || asleep.is_some());
             is_limited.then(|| Queue { lane, place, start, ready, stay: 0, beyond: VecDeque::new() })
         };
         let mut queues: Vec<_> = self.all.iter().enumerate().filter_map(queue).collect();
@@ -135,7 +142,12 @@ impl Lanes {
         let Lane { set, states, .. } = &self.all[queue.lane];
         let limits = self.sets[*set].iter().zip(states);
         let delays = limits.map(|(limit, state)| limit_delay(&[limit], ahead.of(*state, seq)));
-        queue.start + delays.max().unwrap_or_default()
+        let probes = states.iter().filter_map(|state| {
+            let apart = self.states.probes(*state)?;
+            let before = u32::try_from(ahead.of(*state, seq)).unwrap_or(u32::MAX);
+            Some(apart.saturating_mul(before).min(LONGEST_COOLING))
+        });
+        queue.start + delays.chain(probes).max().unwrap_or_default()
     }
 }
 

@@ -39,6 +39,13 @@ enum Op {
     Forget,
     /// A slot of a lane went back to the store.
     Return(usize),
+    /// The downstream throttles a job of a tenant, for so many ms or without a word on how long, or answers one.
+    Pause {
+        tenant: u8,
+        millis: u64,
+    },
+    CoolDown(u8),
+    Answered(u8),
     /// Lanes whose jobs have left are looked for.
     Sweep,
 }
@@ -56,6 +63,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<bool>().prop_map(Op::Follow),
         1 => Just(Op::Forget),
         1 => (0_usize..18).prop_map(Op::Return),
+        1 => (0_u8..3, 0_u64..500).prop_map(|(tenant, millis)| Op::Pause { tenant, millis }),
+        1 => (0_u8..3).prop_map(Op::CoolDown),
+        1 => (0_u8..3).prop_map(Op::Answered),
         1 => Just(Op::Sweep),
     ]
 }
@@ -99,6 +109,9 @@ impl Scene {
                 let lane = self.values.keys().nth(place % self.values.len().max(1)).copied();
                 lane.into_iter().for_each(|lane| self.lanes.forget_limits_of(lane));
             }
+            Op::Pause { tenant, millis } => self.pause(&tenant.to_string(), Duration::from_millis(millis)),
+            Op::CoolDown(tenant) => self.cool_down(&tenant.to_string()),
+            Op::Answered(tenant) => self.answered(&tenant.to_string()),
             Op::Sweep => {
                 let has_jobs = |lane: &LaneId| self.backlog.first(*lane).is_some();
                 let kept: Vec<LaneId> = self.values.keys().filter(|lane| has_jobs(lane)).copied().collect();

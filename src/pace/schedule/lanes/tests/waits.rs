@@ -6,7 +6,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 impl Scene {
     /// Pushes a job of tenant `a` for each of these endpoints.
-    fn push_all(&mut self, endpoints: std::ops::Range<usize>) {
+    pub(super) fn push_all(&mut self, endpoints: std::ops::Range<usize>) {
         for endpoint in endpoints {
             self.push("a", &endpoint.to_string());
         }

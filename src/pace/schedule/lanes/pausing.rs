@@ -1,0 +1,64 @@
+//! The downstream throttles some lanes alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Lanes;
+use crate::pace::LaneId;
+
+impl Lanes {
+    /// Whether lanes wait alone where the downstream throttles one of their jobs.
+    pub(crate) fn pause_alone(&self) -> bool {
+        !self.rules.pause_per.is_empty()
+    }
+
+    /// The states of the limits of a lane, in the order of its set.
+    pub(super) fn limit_states(&self, lane: usize) -> &[usize] {
+        let super::Lane { set, states, .. } = &self.all[lane];
+        &states[..self.sets[*set].len().min(states.len())]
+    }
+
+    /// The state of the pauses of lanes with these values.
+    fn pause_state(&self, values: &[String]) -> Option<usize> {
+        self.states.pause_of(self.rules.pause_key(values)?)
+    }
+
+    /// Pauses the lanes with these values from now until then. Returns the values that pause together, if the pause begins.
+    pub(crate) fn pause(&mut self, values: &[String], times: (Instant, Instant)) -> Option<Arc<str>> {
+        let state = self.pause_state(values)?;
+        let begins = self.states.pause(state, times);
+        begins.then(|| Arc::clone(self.states.name(state).1))
+    }
+
+    /// Begins or continues a cool-down of the lanes with these values, since one of their jobs was throttled that was sent at
+    /// `sent`. Its waits grow up to `longest`. Returns the values that wait together, if it begins.
+    pub(crate) fn cool_down(
+        &mut self,
+        values: &[String],
+        times: (Instant, Instant),
+        longest: Duration,
+    ) -> Option<Arc<str>> {
+        let state = self.pause_state(values)?;
+        let begins = self.states.cool_down(state, times, longest);
+        begins.then(|| Arc::clone(self.states.name(state).1))
+    }
+
+    /// Records that a job with these values was answered that was sent at `sent`, and not throttled.
+    pub(crate) fn answered(&mut self, values: &[String], sent: Instant) {
+        let probed = self.pause_state(values).filter(|state| self.states.answered(*state, sent));
+        probed.into_iter().for_each(|state| self.top_up(state));
+    }
+
+    /// When the latest pause of lanes with these values ends, or the wait before their next probe.
+    pub(crate) fn paused_until(&self, values: &[String]) -> Option<Instant> {
+        self.states.paused_until(self.pause_state(values)?)
+    }
+
+    /// Whether a lane is in a pause at this instant, or waits for the next probe.
+    pub(crate) fn is_paused(&self, lane: LaneId, at: Instant) -> bool {
+        let states = self.index(lane.row()).map(|lane| &self.all[lane].states);
+        states.into_iter().flatten().any(|state| self.states.is_paused(*state, at))
+    }
+}

@@ -1,0 +1,170 @@
+//! Pauses and cool-downs of the lanes of one tenant.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+impl Scene {
+    fn values(tenant: &str) -> [String; 2] {
+        [tenant.to_owned(), String::new()]
+    }
+
+    pub(super) fn pause(&mut self, tenant: &str, lasts: Duration) {
+        self.lanes.pause(&Self::values(tenant), (self.now, self.now + lasts));
+    }
+
+    /// A job that was sent now is throttled, and waits grow up to 4 s.
+    pub(super) fn cool_down(&mut self, tenant: &str) {
+        self.lanes.cool_down(&Self::values(tenant), (self.now, self.now), 4 * SECOND);
+    }
+
+    pub(super) fn answered(&mut self, tenant: &str) {
+        self.lanes.answered(&Self::values(tenant), self.now);
+    }
+
+    /// Pushes this number of jobs of one lane.
+    fn push_many(&mut self, jobs: usize) {
+        for _ in 0..jobs {
+            self.push("a", "x");
+        }
+    }
+
+    /// Whether a cool-down begins that is to be told of.
+    fn cool_down_begins(&mut self, tenant: &str) -> bool {
+        let times = (self.now, self.now);
+        let told = self.lanes.cool_down(&Self::values(tenant), times, 4 * SECOND);
+        told.inspect(|lanes| assert_eq!(**lanes, *format!("tenant={tenant}"))).is_some()
+    }
+
+    /// Grants all that is offered. Returns the positions.
+    fn grant(&mut self) -> Vec<u64> {
+        let offered = self.offer();
+        let (seqs, slot) = (offered.iter().map(Waiter::seq).collect(), self.now);
+        self.settle(offered, |_| Answer::Granted(slot));
+        seqs
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lanes_of_a_paused_tenant_sleep_and_others_go_on() {
+    let mut scene = Scene::new(&[]);
+    for tenant in ["a", "b"] {
+        for endpoint in ["x", "y"] {
+            scene.push(tenant, endpoint);
+        }
+    }
+    scene.pause("a", 10 * SECOND);
+    assert_eq!(scene.grant(), [2, 3]);
+    assert_eq!(scene.lanes.wake_at(&scene.backlog, scene.now), Some(scene.now + 10 * SECOND));
+    assert_eq!(scene.lanes.first_limit(), Some((None, scene.now + 10 * SECOND)));
+    scene.pause("a", SECOND);
+    scene.lanes.forget();
+    let lane = scene.lane("a", "x");
+    scene.lanes.forget_limits_of(lane);
+    scene.follow(&[leaky("lane.l", "1000/s", 1)]);
+    scene.now += 10 * SECOND - MS;
+    assert_eq!(scene.offered(), [0; 0], "neither a shorter one nor other limits end it");
+    assert_eq!(scene.broken(), None);
+    scene.now += MS;
+    assert_eq!(scene.grant(), [0, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_cool_down_one_job_goes_at_a_time_until_one_is_answered() {
+    let mut scene = Scene::new(&[]);
+    scene.push_all(0..9);
+    scene.cool_down("a");
+    let mut went = vec![];
+    for wait in [1, 2, 4, 4] {
+        // What was sent before the wait says nothing new.
+        scene.cool_down("a");
+        assert_eq!(scene.grant(), [0; 0]);
+        scene.now += wait * SECOND - MS;
+        assert_eq!(scene.grant(), [0; 0], "after {wait} s");
+        scene.now += MS;
+        went.extend(scene.grant());
+        assert_eq!(scene.grant(), [0; 0], "one at a time");
+        scene.cool_down("a");
+    }
+    assert_eq!(went, [0, 1, 2, 3]);
+    scene.answered("a");
+    assert_eq!(scene.grant(), [0; 0], "that one was sent before the wait");
+    scene.now += 4 * SECOND;
+    assert_eq!(scene.grant(), [4]);
+    scene.answered("a");
+    assert_eq!(scene.grant(), [5, 6, 7, 8]);
+    assert_eq!(scene.broken(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_gets_no_answer_is_followed_by_another() {
+    let mut scene = Scene::new(&[]);
+    scene.push_all(0..3);
+    scene.cool_down("a");
+    for seq in 0..3 {
+        scene.now += SECOND;
+        assert_eq!(scene.grant(), [seq]);
+    }
+}
+
+/// Their jobs may be parked until then.
+#[tokio::test(start_paused = true)]
+async fn a_paused_lane_without_jobs_is_not_forgotten() {
+    let mut scene = Scene::new(&[]);
+    scene.push("a", "x");
+    assert_eq!(scene.grant(), [0]);
+    scene.pause("a", 10 * SECOND);
+    scene.values.clear();
+    scene.lanes.sweep();
+    scene.push("a", "x");
+    assert_eq!(scene.offered(), [0; 0]);
+    scene.backlog.drain();
+    scene.values.clear();
+    scene.now += 10 * SECOND;
+    scene.offer();
+    scene.lanes.end();
+    scene.lanes.sweep();
+    assert_eq!(scene.lanes.known.len(), 0, "once it is over it is");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_pause_or_its_probes_waits_elsewhere() {
+    let mut scene = Scene::new(&[]);
+    scene.push_many(100);
+    scene.push("b", "x");
+    scene.pause("a", 100 * SECOND);
+    let (now, by) = (scene.now, scene.now + 60 * SECOND);
+    let take = |scene: &mut Scene| {
+        scene.lanes.refresh(&mut scene.backlog, scene.now, scene.now);
+        scene.lanes.take_beyond(&mut scene.backlog, (now, by), usize::MAX)
+    };
+    let all = take(&mut scene);
+    assert_eq!((all.len(), all[99].0), (100, now + 100 * SECOND));
+    let mut scene = Scene::new(&[]);
+    scene.push_many(200);
+    scene.cool_down("a");
+    let all = take(&mut scene);
+    assert_eq!(all.len(), 140, "a second apart from the first one on, sixty go in time");
+    assert_eq!(all[0].0, now + 61 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_are_told_of_when_they_begin() {
+    let mut scene = Scene::new(&[]);
+    scene.push("a", "x");
+    let mut pause = |now: Instant, millis: u32| {
+        let told = scene.lanes.pause(&Scene::values("a"), (now, now + millis * MS));
+        told.map(|lanes| lanes.to_string())
+    };
+    let (start, name) = (Instant::now(), Some("tenant=a".to_owned()));
+    assert_eq!((pause(start, 100), pause(start + 50 * MS, 100)), (name.clone(), None));
+    assert_eq!(pause(start + 200 * MS, 100), name);
+    scene.now += SECOND;
+    assert_eq!([(); 3].map(|()| scene.cool_down_begins("a")), [true, false, false]);
+    scene.now += SECOND;
+    assert!(!scene.cool_down_begins("a"), "it goes on");
+    scene.now += 2 * SECOND;
+    scene.answered("a");
+    assert!(scene.cool_down_begins("a"), "another one");
+    assert!(!scene.cool_down_begins("b"), "it has no lanes here");
+}
