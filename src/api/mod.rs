@@ -19,6 +19,7 @@ pub mod history;
 pub mod letters;
 pub mod order;
 mod parked;
+mod parts;
 pub mod state;
 mod unclaimed;
 

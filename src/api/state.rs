@@ -9,6 +9,7 @@ use crate::text;
 
 pub use super::fleet::{Fleet, Replica, Silent};
 pub use super::parked::ParkedBy;
+pub use super::parts::{Lane, Parts, Share};
 pub use super::unclaimed::{Orphan, Unclaimed};
 
 /// The answer of `GET /api/v1/status`.
@@ -94,11 +95,9 @@ pub struct Downstream {
     /// The failures of the API.
     #[serde(flatten)]
     pub health: Health,
-    /// The part of each replica.
-    pub replicas: Vec<Share>,
-    /// The replicas whose files have other limits than those in force.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub strays: Vec<String>,
+    /// What the replicas and the lanes have of it.
+    #[serde(flatten)]
+    pub parts: Parts,
 }
 
 /// The limits in force of a downstream, and its pauses.
@@ -300,23 +299,6 @@ impl Failing {
     }
 }
 
-/// The part of a downstream that one replica has.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Share {
-    /// The id of the replica.
-    pub id: String,
-    /// The jobs that wait for a slot.
-    pub waiting: u64,
-    /// The jobs that have a slot.
-    pub held: u64,
-    /// The jobs whose requests are in progress.
-    pub sending: u64,
-    /// The jobs released a second.
-    pub rate: f64,
-    /// The reason why it releases no more.
-    pub reason: String,
-}
-
 /// The answer of `GET /api/v1/history`: the jobs that the fleet released in each step of the last quarter of an hour.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct History {
@@ -368,7 +350,9 @@ mod tests {
         r#""kinds":[{"kind":"500","count":17},{"kind":"timeout api:443","count":1}]},"#,
         r#""failures":[{"at":19,"kind":"500","detail":"d","count":20,"response":"r"},"#,
         r#"{"at":21,"kind":"404","detail":"d","count":22}],"#,
-        r#""replicas":[{"id":"a","waiting":1,"held":2,"sending":3,"rate":4.5,"reason":"limit"}],"strays":["b"]}]}"#,
+        r#""replicas":[{"id":"a","waiting":1,"held":2,"sending":3,"rate":4.5,"reason":"limit"}],"strays":["b"],"#,
+        r#""lanes":[{"name":"tenant=a","waiting":25,"oldest":26,"reason":"limit","limit":"lane.l","until":27},"#,
+        r#"{"name":"tenant=","waiting":28,"oldest":null,"reason":"turn"}]}]}"#,
     );
     const EMPTY: &str = concat!(
         r#"{"name":"","rate_limit":null,"limits":[],"overrides":[],"pause":null,"penalty":null,"#,

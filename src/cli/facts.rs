@@ -24,6 +24,7 @@ pub(super) fn of(downstream: &Downstream, now: i64) -> Vec<Fact> {
     facts.extend(overrides(downstream));
     facts.extend(jobs(downstream));
     facts.extend(parked::parked(downstream));
+    facts.extend(lanes(downstream, now));
     facts.extend(instants(downstream));
     facts.extend(failures(downstream, now));
     facts.extend(replicas(downstream));
@@ -144,6 +145,21 @@ fn jobs(downstream: &Downstream) -> [Fact; 2] {
     [("jobs", here), ("broker", broker)]
 }
 
+/// The busiest lanes.
+fn lanes(downstream: &Downstream, now: i64) -> impl Iterator<Item = Fact> {
+    downstream.parts.lanes.iter().map(move |lane| {
+        let oldest = lane.oldest.map(|at| format!(", the oldest {}", ago(at, now))).unwrap_or_default();
+        let end = until(lane.until);
+        let wait = match (lane.reason.as_str(), &lane.limit) {
+            ("turn", _) => String::new(),
+            ("limit", Some(limit)) => format!(", at the limit {limit}{end}"),
+            ("throttled", _) => format!(", throttled by the API{end}"),
+            (reason, _) => format!(", {reason}{end}"),
+        };
+        ("lane", format!("{}: {} waiting{oldest}{wait}", lane.name, lane.waiting))
+    })
+}
+
 fn instants(downstream: &Downstream) -> Vec<Fact> {
     let instants = [
         ("oldest", downstream.releases.oldest),
@@ -193,13 +209,13 @@ fn beginning(response: &str) -> impl Iterator<Item = Fact> {
 }
 
 fn replicas(downstream: &Downstream) -> Vec<Fact> {
-    let shares = downstream.replicas.iter().map(|share| {
+    let shares = downstream.parts.replicas.iter().map(|share| {
         let (id, waiting, held, rate) = (&share.id, share.waiting, share.held, pace(share.rate));
         ("replica", format!("{id}: {rate}, {waiting} waiting, {held} with a slot, {}", share.reason))
     });
     let mut facts: Vec<Fact> = shares.collect();
-    if !downstream.strays.is_empty() {
-        let strays = downstream.strays.join(", ");
+    if !downstream.parts.strays.is_empty() {
+        let strays = downstream.parts.strays.join(", ");
         facts.push(("stray", format!("replica {strays} loaded a different configuration file")));
     }
     facts
@@ -259,6 +275,33 @@ mod tests {
         let lines = shown(&downstream);
         assert_eq!(lines.iter().filter(|line| line.starts_with('|')).count(), RESPONSE_LINES - 1);
         assert_eq!(lines[3], format!("response|{}…", "é".repeat(RESPONSE_WIDTH)));
+    }
+
+    #[test]
+    fn the_busiest_lanes_are_shown_with_what_they_wait_for() {
+        let json = r#"{
+            "name": "a", "limits": [], "failures": [], "replicas": [], "overrides": [], "rate": 0, "released": 0,
+            "delivered": 0, "waiting": 0, "delayed": 0, "retrying": 0, "held": 0, "sending": 0, "settling": 0,
+            "binding": {"reason": "limit", "since": 0, "text": "the limit l"},
+            "lanes": [
+                {"name": "t=a\u001b[2J", "waiting": 500, "oldest": 60000, "reason": "turn"},
+                {"name": "t=b", "waiting": 20, "oldest": 0, "reason": "limit", "limit": "lane.l", "until": 180000},
+                {"name": "t=", "waiting": 3, "reason": "throttled"},
+                {"name": "t=c", "waiting": 2, "reason": "later", "until": 180000}
+            ]
+        }"#;
+        let facts = of(&serde_json::from_str(json).unwrap(), 120_000);
+        let lanes: Vec<&str> =
+            facts.iter().filter(|fact| fact.0 == "lane").map(|fact| fact.1.as_str()).collect();
+        assert_eq!(
+            lanes,
+            [
+                "t=a\\u{1b}[2J: 500 waiting, the oldest for 1 min 0 s",
+                "t=b: 20 waiting, the oldest for 2 min 0 s, at the limit lane.l until 1970-01-01 00:03:00 UTC",
+                "t=: 3 waiting, throttled by the API",
+                "t=c: 2 waiting, later until 1970-01-01 00:03:00 UTC",
+            ]
+        );
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub use source::{
     DeadLetter, Delivery, Liveness, ParkReason, Parked, Report, Source, Stay, Ticket, Unburied,
 };
 pub use totals::{LATENCY_BOUNDS, LATENESS_BOUNDS, ParkedChange, Totals};
-pub use view::{Binding, Counts, Snapshot, TermsInForce, View};
+pub use view::{Backlog, Binding, BusyLane, Counts, MAX_LANES, Snapshot, TermsInForce, View};
 
 /// The options of one downstream's dispatcher.
 #[derive(Clone, Debug)]

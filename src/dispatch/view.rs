@@ -6,15 +6,19 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::arrivals::first_seen;
 use super::failures::{Failure, Outage};
 use super::totals::Totals;
 use crate::limit::{Limit, LimitSet};
-use crate::pace::{Hold, Paused, Settings, limit_delay};
+use crate::pace::{self, Hold, LaneWait, Paused, Settings, limit_delay};
 use crate::rate::Rate;
 use crate::time::Micros;
 
 /// How often a changing state is published at most.
 pub(super) const PUBLISH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The most lanes in a [`Backlog`].
+pub const MAX_LANES: usize = 10;
 
 /// What keeps a downstream's jobs from being released faster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,8 +95,8 @@ pub struct Snapshot {
     pub counts: Counts,
     /// When the first of the slots comes that jobs hold.
     pub next_slot: Option<Instant>,
-    /// When the oldest job that waits for a slot was first taken in, by the wall clock.
-    pub oldest: Option<Micros>,
+    /// The jobs that wait for a slot.
+    pub backlog: Backlog,
     /// Attempt after attempt fails.
     pub outage: Option<Outage>,
     /// The last kinds of failures, newest first.
@@ -101,6 +105,30 @@ pub struct Snapshot {
     pub store_error: Option<String>,
     /// The limits in force.
     pub terms: TermsInForce,
+}
+
+/// The jobs that wait for a slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Backlog {
+    /// When the oldest of them was first taken in, by the wall clock.
+    pub oldest: Option<Micros>,
+    /// The lanes in which the most of them wait, at most [`MAX_LANES`], the busiest first. Without `lanes.by` there are none.
+    pub lanes: Vec<BusyLane>,
+}
+
+/// A lane, and the jobs that wait in it for a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BusyLane {
+    /// The values of its parts, such as `endpoint=x&tenant=acme`.
+    pub name: String,
+    /// The number of its jobs.
+    pub waiting: usize,
+    /// When the oldest of them was first taken in, by the wall clock.
+    pub oldest: Option<Micros>,
+    /// What the next one waits for, if that is a limit of its lane or a pause of it alone; otherwise it waits for its turn.
+    pub binding: Option<Binding>,
 }
 
 /// The limits in force.
@@ -187,6 +215,18 @@ impl From<Hold> for Binding {
     }
 }
 
+impl From<pace::BusyLane> for BusyLane {
+    fn from(lane: pace::BusyLane) -> Self {
+        let pace::BusyLane { name, waiting, oldest, wait } = lane;
+        let binding = match wait {
+            LaneWait::Turn => None,
+            LaneWait::Limit(name, next) => Some(Binding::Limit { name, next }),
+            LaneWait::Pause(until) => Some(Binding::Throttled { until: Some(until) }),
+        };
+        Self { name, waiting, oldest: oldest.map(first_seen), binding }
+    }
+}
+
 impl Snapshot {
     /// The state before anything was taken in.
     pub(super) fn starting(settings: Arc<Settings>) -> Self {
@@ -195,7 +235,7 @@ impl Snapshot {
             since: Instant::now(),
             counts: Counts::default(),
             next_slot: None,
-            oldest: None,
+            backlog: Backlog::default(),
             outage: None,
             failures: Vec::new(),
             store_error: None,

@@ -245,6 +245,11 @@ impl<W: Waiter> Backlog<W> {
         ready.chain(self.aside.keys().map(|(_, seq)| *seq)).min()
     }
 
+    /// Returns the lowest position in the order of arrival of the ready waiters of this lane.
+    pub(crate) fn oldest_of(&self, lane: LaneId) -> Option<u64> {
+        self.ready.get(lane.row()).and_then(|row| first_of_each_priority(row).min())
+    }
+
     /// Whether the backlog is so long that stale waiters are to be purged.
     pub(crate) fn is_crowded(&self) -> bool {
         self.len() >= self.purge_threshold

@@ -56,7 +56,7 @@ impl LaneRules {
         match self.per.get(limit) {
             Some(parts) => self.key_of(parts.iter().copied(), values),
             None if limit.starts_with(Self::OF_PLAN) => self.key_of([self.fair_by], values),
-            None => self.key_of(0..self.parts.len(), values),
+            None => self.name(values),
         }
     }
 
@@ -64,6 +64,11 @@ impl LaneRules {
     pub(crate) fn pause_key(&self, values: &[String]) -> Option<String> {
         let parts = &self.pause_per;
         (!parts.is_empty()).then(|| self.key_of(parts.iter().copied(), values))
+    }
+
+    /// Returns the name of a lane with these values, such as `endpoint=x&tenant=acme`.
+    pub(crate) fn name(&self, values: &[String]) -> String {
+        self.key_of(0..self.parts.len(), values)
     }
 
     fn key_of(&self, parts: impl IntoIterator<Item = usize>, values: &[String]) -> String {

@@ -1,9 +1,11 @@
 //! Merges what all replicas say of a downstream. It has no I/O.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use paced::api::Millis;
-use paced::api::state::{Binding, Counts, Downstream, Failing, Failure, Health, KindCount, Share};
+use paced::api::state::{Binding, Counts, Downstream, Failing, Failure, Health, KindCount, Lane, Share};
+use paced::dispatch::MAX_LANES;
 
 use super::summary::{Own, Summary};
 
@@ -32,7 +34,7 @@ pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
         sum.rate += own_releases.rate;
         sum.next_slot = earliest(sum.next_slot, own_releases.next_slot);
         sum.oldest = earliest(sum.oldest, own_releases.oldest);
-        into.replicas.push(Share {
+        into.parts.replicas.push(Share {
             id: summary.replica.id.clone(),
             waiting: own.counts.waiting,
             held: own.counts.held,
@@ -46,6 +48,7 @@ pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
     into.releases.latency = releases().filter_map(|own| own.latency).max_by_key(|took| took.p99_us);
     into.binding = binding(&all);
     into.health = Health { failing: failing(&all), failures: failures(&all) };
+    into.parts.lanes = lanes(&all);
 }
 
 fn add(sum: &mut Counts, more: Counts) {
@@ -164,6 +167,26 @@ fn failures(all: &[(&Summary, &Own)]) -> Vec<Failure> {
     kinds
 }
 
+/// The lanes with the most jobs, the busiest first. What they wait for is what they do at the replica with most of them.
+fn lanes(all: &[(&Summary, &Own)]) -> Vec<Lane> {
+    // With the most jobs that one replica has.
+    let mut by_name: BTreeMap<&str, (u64, Lane)> = BTreeMap::new();
+    for more in all.iter().flat_map(|(_, own)| &own.lanes) {
+        let (most, sum) = by_name.entry(&more.name).or_default();
+        let Lane { waiting, oldest, .. } = *sum;
+        if more.waiting > *most {
+            (*most, *sum) = (more.waiting, more.clone());
+        }
+        sum.waiting = waiting.saturating_add(more.waiting);
+        sum.oldest = earliest(oldest, more.oldest);
+    }
+    let mut lanes: Vec<Lane> = by_name.into_values().map(|(_, lane)| lane).collect();
+    lanes.retain(|lane| lane.waiting > 0);
+    lanes.sort_by_key(|lane| Reverse(lane.waiting));
+    lanes.truncate(MAX_LANES);
+    lanes
+}
+
 /// The replicas whose file has other limits for this downstream than those in force.
 pub(super) fn strays(name: &str, in_force: u64, replicas: &[&Summary]) -> Vec<String> {
     let differs = |summary: &&&Summary| {
@@ -208,7 +231,7 @@ mod tests {
         assert_eq!((merged.counts.waiting, merged.counts.sending, merged.releases.released), (9, 3, 30));
         assert!((merged.releases.rate - 7.5).abs() < 1e-9);
         assert_eq!((merged.binding.reason.as_str(), merged.binding.since), ("limit", 60));
-        let ids: Vec<&str> = merged.replicas.iter().map(|share| share.id.as_str()).collect();
+        let ids: Vec<&str> = merged.parts.replicas.iter().map(|share| share.id.as_str()).collect();
         assert_eq!(ids, ["a", "b", "c"]);
     }
 
@@ -276,6 +299,28 @@ mod tests {
         let failing = merged.health.failing.unwrap();
         assert_eq!((failing.since, failing.attempts), (3, 12));
         assert_eq!(failing.kinds(), "timeout a:1 ×9, 500 ×3");
+    }
+
+    #[test]
+    fn jobs_of_a_lane_are_added_and_the_busiest_is_first() {
+        let lane = |name: &str, waiting, oldest, reason: &str| Lane {
+            name: name.to_owned(),
+            waiting,
+            oldest: Some(oldest),
+            reason: reason.to_owned(),
+            ..Lane::default()
+        };
+        let with = |lanes| Own { lanes, ..own("limit", 9, 0) };
+        let one =
+            with(vec![lane("t=a", 4, 10, "turn"), lane("t=b", 3, 5, "turn"), lane("t=a", 1, 9, "limit")]);
+        let other = with(vec![lane("t=b", 5, 7, "limit"), lane("t=c", u64::MAX, 1, "turn")]);
+        let merged = merged(&[summary("a", one), summary("b", other)]).parts.lanes;
+        let c = lane("t=c", u64::MAX, 1, "turn");
+        assert_eq!(merged, [c, lane("t=b", 8, 5, "limit"), lane("t=a", 5, 9, "turn")]);
+        let many = (0..30).map(|number| lane(&format!("t={number}"), number, 0, "turn")).collect();
+        let merged = self::merged(&[summary("a", with(many))]).parts.lanes;
+        let waiting: Vec<u64> = merged.iter().map(|lane| lane.waiting).collect();
+        assert_eq!(waiting, (20..30).rev().collect::<Vec<_>>());
     }
 
     #[test]

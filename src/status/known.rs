@@ -186,7 +186,7 @@ impl Known {
                 limit.whole_at = Some(left.whole_at);
             }
         }
-        downstream.strays = fleet::strays(&name, in_force.fingerprint, replicas);
+        downstream.parts.strays = fleet::strays(&name, in_force.fingerprint, replicas);
     }
 
     /// The records that the store was asked for lately, and not before `since`, as of now on the store's clock.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::api::Millis;
-use paced::api::state::{Counts, Failing, Failure, KindCount};
-use paced::dispatch::{Binding, Outage, Snapshot, View};
+use paced::api::state::{Counts, Failing, Failure, KindCount, Lane};
+use paced::dispatch::{Binding, BusyLane, Outage, Snapshot, View};
 use paced::lock::lock;
 use paced::metric;
 use paced::sink::MAX_EXCERPT;
@@ -174,7 +174,7 @@ impl Sampled {
         let reason = binding_log::reason(&snapshot, is_attached);
         let limit = snapshot.binding.limit();
         let millis = |at: Instant| time(anchor, at).0 / 1000;
-        let age = snapshot.oldest.map(|oldest| time(anchor, now).since(oldest)).unwrap_or_default();
+        let age = snapshot.backlog.oldest.map(|oldest| time(anchor, now).since(oldest)).unwrap_or_default();
         metrics::gauge!(metric::OLDEST_JOB.name, "downstream" => name.to_owned()).set(age.as_secs_f64());
         let until = snapshot.binding.until().map(millis);
         if self.log.sample(reason, limit, now) {
@@ -201,7 +201,7 @@ impl Sampled {
                 failed: totals.failed(),
                 rate: self.rates.rate(snapshot.pace()),
                 next_slot: snapshot.next_slot.map(millis),
-                oldest: snapshot.oldest.map(|at| at.0 / 1000),
+                oldest: snapshot.backlog.oldest.map(|at| at.0 / 1000),
                 lateness: self.rates.lateness(&totals.lateness()),
                 latency: self.rates.latency(&totals.latency()),
             },
@@ -212,6 +212,7 @@ impl Sampled {
                 .take(FAILURES)
                 .map(|failure| of_failure(failure, millis(failure.at)))
                 .collect(),
+            lanes: snapshot.backlog.lanes.iter().map(|lane| of_lane(lane, millis)).collect(),
             store_error: snapshot
                 .store_error
                 .clone()
@@ -231,6 +232,19 @@ fn counts(snapshot: &Snapshot, settling: usize) -> Counts {
         held: count(counts.held),
         sending: count(counts.sending),
         settling: count(settling + counts.parking),
+    }
+}
+
+fn of_lane(lane: &BusyLane, millis: impl Fn(Instant) -> Millis) -> Lane {
+    let BusyLane { name, waiting, oldest, binding, .. } = lane;
+    let binding = binding.as_ref();
+    Lane {
+        name: name.clone(),
+        waiting: u64::try_from(*waiting).unwrap_or(u64::MAX),
+        oldest: oldest.map(|at| at.0 / 1000),
+        reason: binding.map_or("turn", Binding::reason).to_owned(),
+        limit: binding.and_then(Binding::limit).map(str::to_owned),
+        until: binding.and_then(Binding::until).map(millis),
     }
 }
 

@@ -178,7 +178,7 @@ fn downstream(
     fleet::merge(&mut downstream, replicas);
     // Each replica reports ten seconds of its own: where jobs go from one to another, the sum is of none.
     let sum = downstream.releases.rate;
-    let rate = if downstream.replicas.len() > 1 { common.unwrap_or(sum) } else { sum };
+    let rate = if downstream.parts.replicas.len() > 1 { common.unwrap_or(sum) } else { sum };
     downstream.releases.rate = fleet_rate(rate, downstream.terms.rate_limit);
     known.describe(&mut downstream, replicas, now);
     if let Some(depth) = depth {

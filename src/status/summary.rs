@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use paced::api::Millis;
 use paced::api::find::{Job, Parked};
-use paced::api::state::{Counts, Failing, Failure, Quantiles};
+use paced::api::state::{Counts, Failing, Failure, Lane, Quantiles};
 use serde::{Deserialize, Serialize};
 
 /// The version of the form. A summary of another one is left out.
@@ -90,6 +90,9 @@ pub(super) struct Own {
     pub(super) failing: Option<Failing>,
     #[serde(rename = "fs", default, skip_serializing_if = "is_default")]
     pub(super) failures: Vec<Failure>,
+    /// The busiest lanes.
+    #[serde(rename = "ls", default, skip_serializing_if = "is_default")]
+    pub(super) lanes: Vec<Lane>,
     /// Why calls to the store fail.
     #[serde(rename = "e", default, skip_serializing_if = "is_default")]
     pub(super) store_error: Option<String>,
@@ -148,8 +151,8 @@ impl Summary {
 
     /// The text for the store.
     ///
-    /// Where hundreds of downstreams fail it may be too long for the store; then it goes without the answers of their APIs, or
-    /// without their failures.
+    /// Where hundreds of downstreams fail or have lanes it may be too long for the store; then it goes without the answers of
+    /// their APIs and without lanes, or without failures too.
     pub(super) fn text(&self) -> String {
         // Strings as keys and finite numbers always have a form in JSON.
         let text = |summary: &Self| serde_json::to_string(summary).unwrap_or_default();
@@ -158,11 +161,14 @@ impl Summary {
             return whole;
         }
         let mut shorter = self.clone();
-        let own = shorter.downstreams.values_mut();
-        own.flat_map(|own| &mut own.failures).for_each(|failure| failure.response = None);
-        let without_answers = text(&shorter);
-        if without_answers.len() <= LONGEST {
-            return without_answers;
+        for own in shorter.downstreams.values_mut() {
+            own.failures.iter_mut().for_each(|failure| failure.response = None);
+            // Their names are foreign text too.
+            own.lanes.clear();
+        }
+        let shorter_text = text(&shorter);
+        if shorter_text.len() <= LONGEST {
+            return shorter_text;
         }
         shorter.downstreams.values_mut().for_each(|own| own.failures.clear());
         text(&shorter)
@@ -222,7 +228,8 @@ mod tests {
             r#""c":{"waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6},"b":"limit","l":"m","s":7,"#,
             r#""u":8,"r":9,"d":10,"p":0.5,"n":11,"o":12,"q":{"p50_us":13,"p99_us":14},"a":{"p50_us":20,"p99_us":21},"#,
             r#""f":{"since":15,"kind":"500","detail":"d","attempts":16,"kinds":[{"kind":"500","count":16}]},"#,
-            r#""fs":[{"at":17,"kind":"500","detail":"d","count":18,"response":"r"}],"e":"away","h":19},"#,
+            r#""fs":[{"at":17,"kind":"500","detail":"d","count":18,"response":"r"}],"#,
+            r#""ls":[{"name":"tenant=a","waiting":22,"oldest":23,"reason":"turn"}],"e":"away","h":19},"#,
             r#""idle":{"b":"","s":0}}}"#,
         );
         let summary = Summary::read(FULL).unwrap();
@@ -242,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_summary_goes_without_answers_and_a_longer_one_without_failures() {
+    fn a_long_summary_goes_without_answers_and_lanes_and_a_longer_one_without_failures() {
         let failure = |response: &str| Failure {
             at: 1,
             kind: "500".to_owned(),
@@ -253,17 +260,19 @@ mod tests {
         let mut summary = Summary::new(Identity::default(), 0);
         let mut add = |downstreams: std::ops::Range<u32>| {
             for number in downstreams {
-                let own = Own { failures: vec![failure(&"x".repeat(1024)); 3], ..Own::default() };
+                let lanes = vec![Lane { name: "tenant=acme".to_owned(), waiting: 1, ..Lane::default() }];
+                let own = Own { failures: vec![failure(&"x".repeat(1024)); 3], lanes, ..Own::default() };
                 summary.downstreams.insert(format!("downstream-{number}"), own);
             }
             let text = summary.text();
             assert!(text.len() <= LONGEST, "{}", text.len());
             let read = Summary::read(&text).unwrap().downstreams.remove("downstream-0").unwrap();
-            (read.failures.len(), read.failures.iter().any(|failure| failure.response.is_some()))
+            let has_answers = read.failures.iter().any(|failure| failure.response.is_some());
+            (read.failures.len(), has_answers, read.lanes.len())
         };
-        assert_eq!(add(0..100), (3, true));
-        assert_eq!(add(100..500), (3, false));
-        assert_eq!(add(500..2_000), (0, false));
+        assert_eq!(add(0..100), (3, true, 1));
+        assert_eq!(add(100..500), (3, false, 0));
+        assert_eq!(add(500..2_000), (0, false, 0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-// The part of a card that is opened for more: limits, last failures, and the shares of the replicas.
+// The part of a card that is opened for more: limits, busiest lanes, last failures, and the shares of the replicas.
 
 import { describe } from "./changes.js";
 import { create, createTime, setAttribute, setShown, setText, setTime, setProse, stamp, syncRows } from "./dom.js";
-import { clock, count, countOf, pace, periodFor, unknown } from "./words.js";
+import { clock, count, countOf, pace, periodFor, span, unknown } from "./words.js";
 
 /** How many changes by operators are shown: the last ones. */
 const MOST_CHANGES = 20;
@@ -15,7 +15,7 @@ export class Details {
     return this.#parts.element;
   }
 
-  draw(downstream, { fleet }, changes) {
+  draw(downstream, { fleet, now }, changes) {
     const { limits, failures, noFailures, replicas, totals } = this.#parts;
     syncRows(limits, downstream.limits ?? [], {
       key: (limit) => limit.name,
@@ -33,6 +33,7 @@ export class Details {
     });
 
     this.#drawParked(downstream);
+    this.#drawLanes(downstream.lanes ?? [], now);
     this.#drawChanges(changes);
 
     const shares = downstream.replicas ?? [];
@@ -57,6 +58,16 @@ export class Details {
       key: ({ reason }) => reason ?? "unknown",
       make: () => ({ element: document.createElement("li") }),
       update: ({ element }, item) => setText(element, parkedText(item)),
+    });
+  }
+
+  #drawLanes(busiest, now) {
+    const { lanesSection, lanes } = this.#parts;
+    setShown(lanesSection, busiest.length > 0);
+    syncRows(lanes, busiest, {
+      key: (lane) => lane.name,
+      make: () => stamp("lane-template"),
+      update: (row, lane) => drawLane(row, lane, now),
     });
   }
 
@@ -109,6 +120,15 @@ function drawLimit(row, { name, algorithm, rate, file_rate: fileRate, remaining,
   setAttribute(row.reset, "data-limit", name);
   setAttribute(row.reset, "aria-label", `Reset… ${name} of ${downstream}`);
   setText(row.whole, remaining == null || wholeAt == null ? "" : `whole at ${clock(wholeAt)}`);
+}
+
+function drawLane(row, { name, waiting, oldest, reason, limit, until }, now) {
+  setText(row.name, name);
+  setText(row.waiting, count(waiting));
+  setTime(row.oldest, oldest, oldest == null ? unknown : span(now - oldest));
+  setText(row.wait, limit ?? (reason === "turn" ? "its turn" : reason));
+  const isAhead = until != null && until > now;
+  setTime(row.until, isAhead ? until : null, isAhead ? `until ${clock(until)}` : "");
 }
 
 function makeFailure() {

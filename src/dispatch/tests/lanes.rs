@@ -11,6 +11,7 @@ mod cooling;
 mod costly;
 mod leaving;
 mod parking;
+mod seen;
 mod throttled;
 mod turns;
 mod windows;

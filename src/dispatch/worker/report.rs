@@ -9,7 +9,9 @@ use super::Worker;
 use crate::dispatch::arrivals::first_seen;
 use crate::dispatch::failures::{Ending, Failures, Line};
 use crate::dispatch::health::Reason;
-use crate::dispatch::view::{Binding, Board, Counts, PUBLISH_INTERVAL, Snapshot, TermsInForce};
+use crate::dispatch::view::{
+    Backlog, Binding, Board, BusyLane, Counts, MAX_LANES, PUBLISH_INTERVAL, Snapshot, TermsInForce,
+};
 use crate::pace::EngineView;
 use crate::store::StoreError;
 
@@ -130,13 +132,14 @@ impl Worker {
             sending,
             parking: self.parking.in_progress,
         };
+        let lanes = self.engine.busiest_lanes(MAX_LANES).into_iter().map(BusyLane::from).collect();
         let failures = &self.reporting.failures;
         Snapshot {
             binding,
             since,
             counts,
             next_slot,
-            oldest: oldest.map(first_seen),
+            backlog: Backlog { oldest: oldest.map(first_seen), lanes },
             outage: failures.outage().cloned(),
             failures: failures.recent().cloned().collect(),
             store_error: self.reporting.store_error.clone(),

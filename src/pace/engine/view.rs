@@ -4,6 +4,7 @@ use tokio::time::Instant;
 
 use super::Engine;
 use crate::pace::backlog::WaiterPlace;
+use crate::pace::schedule::BusyLane;
 use crate::pace::terms::Paused;
 use crate::pace::{LaneId, OnLimit, Waiter};
 
@@ -91,6 +92,12 @@ impl<W: Waiter> Engine<W> {
         let holders = self.release.holders().filter(|(_, waiter)| is_meant(waiter));
         found.extend(holders.map(|(at, waiter)| (WaiterPlace::Slot(at), waiter)));
         found
+    }
+
+    /// Returns at most this many of the lanes by keys, those with the most waiters that are ready, the busiest first.
+    pub(crate) fn busiest_lanes(&self, most: usize) -> Vec<BusyLane> {
+        let lanes = self.schedule.keyed();
+        lanes.map(|lanes| lanes.busiest(&self.backlog, Instant::now(), most)).unwrap_or_default()
     }
 
     /// Returns what keeps this number of waiters without a slot waiting, and those that hold one.

@@ -16,12 +16,14 @@ use crate::limit::Limit;
 use crate::pace::backlog::Backlog;
 use crate::pace::lanes::LaneRules;
 use crate::pace::{LaneId, Settings, Waiter};
+pub(crate) use busiest::{BusyLane, LaneWait};
 pub(crate) use call::Answer;
 use call::Offered;
 use fair::{Classes, RANKS};
 use known::Known;
 use states::States;
 
+mod busiest;
 mod call;
 mod fair;
 mod known;

@@ -119,6 +119,37 @@ async fn a_quota_that_is_used_up_is_explained() {
     assert_eq!(replica.paced.stop().await, 0);
 }
 
+/// Both lanes wait for minutes, so that the test sees them however slow the machine is.
+#[tokio::test]
+async fn the_busiest_lanes_of_all_replicas_are_shown_with_what_they_wait_for() {
+    let keys = "rate = '100/s'\nhold_max = '10m'\nlanes.by = { tenant = 'header:paced-lane' }\n\
+                lanes.limits = [{ rate = '6/m' }]";
+    let site = Site::shared("statuslanes", keys).await;
+    let [one, other] = [AdminReplica::with_token(&site).await, AdminReplica::with_token(&site).await];
+    let of = |lane: &str, jobs| {
+        let jobs = Job::many(&format!("{lane}-"), jobs).into_iter();
+        jobs.map(|job| job.header("paced-lane", lane)).collect::<Vec<Job>>()
+    };
+    site.publish(of("a", 20)).await;
+    site.publish(of("b", 40)).await;
+    for replica in [&one, &other] {
+        let state = replica
+            .until("both lanes wait for their limit", |state| {
+                let lanes = state["lanes"].as_array().map_or(&[][..], Vec::as_slice);
+                lanes.len() == 2 && lanes.iter().all(|lane| lane["limit"] == "lane.leaky-bucket-0")
+            })
+            .await;
+        let names = [&state["lanes"][0]["name"], &state["lanes"][1]["name"]];
+        assert_eq!(names, ["tenant=b", "tenant=a"], "{state}");
+        assert!(state["lanes"][0]["oldest"].as_i64() >= state["oldest"].as_i64(), "{state}");
+    }
+    let told = one.tool(TOKEN, &["status", "billing"]).await.stdout;
+    assert!(told.contains("\n  lane       tenant=b: "), "{told}");
+    for replica in [one, other] {
+        assert_eq!(replica.paced.stop().await, 0);
+    }
+}
+
 /// The lines of the log about the downstream, but those about what binds for long.
 fn lines(replica: &AdminReplica) -> Vec<String> {
     let is_meant = |line: &String| {

@@ -38,8 +38,13 @@ impl Known {
     }
 
     /// All lanes with their values.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Arc<[String]>)> {
+        self.by_values.iter().map(|((_, values), lane)| (*lane, values))
+    }
+
+    /// The same, of which none is borrowed.
     pub(super) fn all(&self) -> Vec<(usize, Arc<[String]>)> {
-        self.by_values.iter().map(|((_, values), lane)| (*lane, Arc::clone(values))).collect()
+        self.iter().map(|(lane, values)| (lane, Arc::clone(values))).collect()
     }
 
     /// Returns the lane with these values, which are replaced by its own.

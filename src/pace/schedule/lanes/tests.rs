@@ -6,6 +6,7 @@ use crate::limit::LimitSet;
 use crate::pace::JobSettings;
 use crate::pace::tests::{self, Caller};
 
+mod busiest;
 mod costly;
 mod pausing;
 mod random;
