@@ -162,6 +162,12 @@ pub const QUEUE_WAIT: Metric = seconds(
     WAIT,
     "From a job's arrival here, or from when it was due, until it was granted a slot.",
 );
+/// How long jobs of quiet lanes wait for a slot.
+pub const QUIET_WAIT: Metric = seconds(
+    "paced_quiet_lane_wait_seconds",
+    WAIT,
+    "From a job's arrival here, or from when it was due, until it was granted a slot, of the jobs whose lane had no other job that waited here when they came; 0 of them without lanes.",
+);
 /// How long jobs are held until their slot.
 pub const SHAPING_DELAY: Metric = seconds(
     "paced_job_shaping_delay_seconds",
@@ -265,7 +271,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 41] = [
+pub const ALL: [Metric; 42] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -286,6 +292,7 @@ pub const ALL: [Metric; 41] = [
     OLDEST_JOB,
     RATE_OVERRIDDEN,
     QUEUE_WAIT,
+    QUIET_WAIT,
     SHAPING_DELAY,
     LATENESS_OF_RELEASE,
     DISPATCH_DURATION,

@@ -100,7 +100,8 @@ impl Intake {
             seq = arrivals.position_at(now, Duration::ZERO);
         }
         let cost = job_cost(&job.cost);
-        let request = SlotRequest { lane, priority: job.priority, cost, seq, since, end: None };
+        let request =
+            SlotRequest { lane, priority: job.priority, cost, seq, since, end: None, is_quiet: false };
         // A time to come says nothing about the age of a job.
         let made_at = job.times.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
         let born = job.times.not_before.map_or(made_at, |start| start.max(made_at));

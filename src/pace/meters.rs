@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use tokio::time::Instant;
 
-use super::OnLimit;
+use super::{OnLimit, SlotRequest};
 use crate::metric;
 use crate::rate::Rate;
 
@@ -80,6 +81,7 @@ pub(crate) struct Meters {
     connected: Gauge,
     paused: Gauge,
     queue_wait: Histogram,
+    quiet_wait: Histogram,
     shaping_delay: Histogram,
 }
 
@@ -138,6 +140,7 @@ impl Meters {
             connected: shown(gauge!(metric::STORE_CONNECTED.name, "downstream" => name())),
             paused: shown(gauge!(metric::PAUSED.name, "downstream" => name())),
             queue_wait: histogram!(metric::QUEUE_WAIT.name, "downstream" => name()),
+            quiet_wait: histogram!(metric::QUIET_WAIT.name, "downstream" => name()),
             shaping_delay: histogram!(metric::SHAPING_DELAY.name, "downstream" => name()),
         }
     }
@@ -180,10 +183,13 @@ impl Meters {
         self.paused.set(f64::from(u8::from(is_paused)));
     }
 
-    /// Records that a slot was granted: the time that its waiter waited for the grant, and the time until the slot
-    /// comes.
-    pub(crate) fn granted(&self, waited: Duration, ahead: Duration) {
-        self.queue_wait.record(waited.as_secs_f64());
+    /// Records that a waiter with this request was granted a slot by a call at `at`, and the time until the slot comes.
+    pub(crate) fn granted(&self, request: &SlotRequest, at: Instant, ahead: Duration) {
+        let waited = at.saturating_duration_since(request.since).as_secs_f64();
+        self.queue_wait.record(waited);
+        if request.is_quiet {
+            self.quiet_wait.record(waited);
+        }
         self.shaping_delay.record(ahead.as_secs_f64());
     }
 

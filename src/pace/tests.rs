@@ -38,7 +38,8 @@ impl Caller {
     /// Creates a waiter of cost 1 in the downstream's own lane.
     pub(crate) fn new(seq: u64) -> Self {
         let (lane, since) = (LaneId::DOWNSTREAM, Instant::now());
-        let request = SlotRequest { lane, priority: 0, cost: JobCost::each(1), seq, since, end: None };
+        let cost = JobCost::each(1);
+        let request = SlotRequest { lane, priority: 0, cost, seq, since, end: None, is_quiet: false };
         Self { request, is_live: true, is_movable: false }
     }
 

@@ -68,6 +68,8 @@ pub(crate) struct SlotRequest {
     pub(crate) since: Instant,
     /// When the waiter gives up, if it does.
     pub(crate) end: Option<End>,
+    /// Whether no other waiter of its lane waited here for a slot when it came. Unless lanes are made by keys it is false.
+    pub(crate) is_quiet: bool,
 }
 
 /// The instant at which a waiter gives up if it was granted no slot.

@@ -39,7 +39,15 @@ impl<'a> QueuePlace<'a> {
         let (seq, since) = (core.next_seq(), Instant::now());
         Ok(Self {
             core,
-            request: SlotRequest { lane, priority: 0, cost: cost.into(), seq, since, end: None },
+            request: SlotRequest {
+                lane,
+                priority: 0,
+                cost: cost.into(),
+                seq,
+                since,
+                end: None,
+                is_quiet: false,
+            },
             outcome: None,
         })
     }

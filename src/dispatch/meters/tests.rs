@@ -1,7 +1,7 @@
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::*;
-use crate::pace::OnLimit;
+use crate::pace::{Caller, OnLimit, SlotRequest};
 
 /// The samples after `act`, without histograms' buckets, sums and quantiles.
 fn samples(act: impl FnOnce(&Meters)) -> Vec<String> {
@@ -63,7 +63,11 @@ fn every_series_starts_at_0() {
 fn what_happens_to_a_job_is_counted_once() {
     let samples = samples(|meters| {
         meters.received.increment(1);
-        meters.pace.granted(Duration::from_secs(2), Duration::from_millis(50));
+        let request = Caller::new(0).request;
+        let after = |seconds| request.since + Duration::from_secs(seconds);
+        meters.pace.granted(&request, after(2), Duration::from_millis(50));
+        let quiet = SlotRequest { is_quiet: true, ..request };
+        meters.pace.granted(&quiet, after(3), Duration::ZERO);
         meters.release(Duration::from_micros(40));
         meters.abandoned(Abandoned::Expired);
         meters.pace.abandoned(1, Abandoned::Stopped);
@@ -81,7 +85,9 @@ fn what_happens_to_a_job_is_counted_once() {
     });
     for (name, label, value) in [
         ("jobs_received_total", "", "1"),
-        ("job_queue_wait_seconds_sum", "", "2"),
+        ("job_queue_wait_seconds_sum", "", "5"),
+        ("quiet_lane_wait_seconds_sum", "", "3"),
+        ("quiet_lane_wait_seconds_count", "", "1"),
         ("job_shaping_delay_seconds_sum", "", "0.05"),
         ("jobs_released_total", "", "1"),
         ("release_lateness_seconds_sum", "", "0.00004"),

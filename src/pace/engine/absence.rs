@@ -124,7 +124,7 @@ impl<W: Waiter> Engine<W> {
             for waiter in batch {
                 let units = waiter.cost().units(self.settings.limits_of(next.lane));
                 self.schedule.on_granted(next.lane, units.into(), None);
-                self.meters.granted(now.saturating_duration_since(waiter.since()), Duration::ZERO);
+                self.meters.granted(waiter.request(), now, Duration::ZERO);
                 self.release.hold_at_once(Held { waiter, slot, deadline });
             }
         }

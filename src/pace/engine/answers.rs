@@ -130,9 +130,9 @@ impl<W: Waiter> Engine<W> {
             if !waiter.is_live() {
                 stale.push(waiter.seq());
             }
-            let waited = sent.saturating_duration_since(waiter.since());
+            let request = *waiter.request();
             match self.release.hold(Held { waiter, slot, deadline }) {
-                Ok(()) => self.meters.granted(waited, deadline.since(now)),
+                Ok(()) => self.meters.granted(&request, sent, deadline.since(now)),
                 // The pause began while the call was in flight.
                 Err(waiter) => self.put_back(vec![waiter], Abandoned::Paused),
             }
@@ -169,8 +169,7 @@ impl<W: Waiter> Engine<W> {
                 }
                 Some(reason) => self.put_back(vec![waiter], reason),
                 None => {
-                    let waited = sent.saturating_duration_since(waiter.since());
-                    self.meters.granted(waited, Duration::ZERO);
+                    self.meters.granted(waiter.request(), sent, Duration::ZERO);
                     self.release.hold_at_once(Held { waiter, slot, deadline });
                 }
             }

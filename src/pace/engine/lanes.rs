@@ -22,7 +22,7 @@ fn units(waiter: &impl Waiter) -> u32 {
 }
 
 impl<W: Waiter> Engine<W> {
-    /// Gives a waiter its lane, if lanes are made by keys.
+    /// Gives a waiter its lane, if lanes are made by keys, and notes whether others wait in that.
     pub(super) fn find_lane(&mut self, waiter: &mut W) {
         // An unused slot is kept for its lane. Another one would get it in the place of a lane that is forgotten.
         let may_forget = !self.pacing.has_unused();
@@ -32,7 +32,9 @@ impl<W: Waiter> Engine<W> {
             Some(values) => lanes.lane(of, values, may_forget),
             None => lanes.lane_without_values(of, may_forget),
         };
-        waiter.request_mut().lane = lane;
+        let is_quiet = !lanes.is_offered(lane) && self.backlog.ready(lane) == 0;
+        let request = waiter.request_mut();
+        (request.lane, request.is_quiet) = (lane, is_quiet);
     }
 
     /// Whether this lane is paused alone at this instant.

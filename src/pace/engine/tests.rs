@@ -9,6 +9,8 @@ use crate::pace::release::clock::TokioClock;
 use crate::pace::{Caller, OnLimit, OnUnavailable, tests};
 use crate::store::{Change, MemoryStore, RecordState, Stamp};
 
+mod quiet;
+
 const MS: Duration = Duration::from_millis(1);
 
 /// Admits waiters up to this cost.

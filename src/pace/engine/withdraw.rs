@@ -65,9 +65,9 @@ impl<W: Waiter> Engine<W> {
             return self.pacing.give_back(lane, cost, slot, &self.store);
         };
         let now = Instant::now();
-        let waited = now.saturating_duration_since(waiter.since());
+        let request = *waiter.request();
         match self.release.hold(Held { waiter, slot, deadline }) {
-            Ok(()) => self.meters.granted(waited, deadline.since(Deadline::at(now))),
+            Ok(()) => self.meters.granted(&request, now, deadline.since(Deadline::at(now))),
             Err(waiter) => self.put_back(vec![waiter], Abandoned::Paused),
         }
     }

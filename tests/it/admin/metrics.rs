@@ -3,7 +3,7 @@
 use super::*;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 36] = [
+const METRICS: [(&str, &str); 37] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_binding_seconds_total", "counter"),
@@ -30,6 +30,7 @@ const METRICS: [(&str, &str); 36] = [
     ("paced_rate_overridden", "gauge"),
     ("paced_paused", "gauge"),
     ("paced_poison_total", "counter"),
+    ("paced_quiet_lane_wait_seconds", "histogram"),
     ("paced_rate_limit_jobs_per_second", "gauge"),
     ("paced_release_lateness_seconds", "histogram"),
     ("paced_reservation_batch_jobs", "histogram"),
@@ -43,7 +44,7 @@ const METRICS: [(&str, &str); 36] = [
 ];
 
 /// The label of each series of a downstream, and its values.
-pub const LABELS: [(&str, &str, &[&str]); 20] = [
+pub const LABELS: [(&str, &str, &[&str]); 21] = [
     ("paced_jobs_received_total", "", &[]),
     ("paced_poison_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
@@ -99,6 +100,7 @@ pub const LABELS: [(&str, &str, &[&str]); 20] = [
     ("paced_paused", "", &[]),
     ("paced_stopped", "reason", &["unreachable", "unauthorized"]),
     ("paced_job_queue_wait_seconds_count", "", &[]),
+    ("paced_quiet_lane_wait_seconds_count", "", &[]),
     ("paced_job_shaping_delay_seconds_count", "", &[]),
     ("paced_release_lateness_seconds_count", "", &[]),
     ("paced_release_lateness_seconds_sum", "", &[]),

@@ -52,6 +52,11 @@ impl Lanes {
         (slots + slots.div_ceil(4) + 8).saturating_mul(self.asking.growth).min(MAX_BATCH)
     }
 
+    /// Whether the call in hand offers a job of this lane.
+    pub(crate) fn is_offered(&self, lane: LaneId) -> bool {
+        self.index(lane.row()).is_some_and(|lane| self.all[lane].offered > 0)
+    }
+
     /// Begins the choice of jobs for a call.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.end();

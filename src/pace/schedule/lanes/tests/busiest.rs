@@ -72,3 +72,15 @@ async fn a_lane_behind_others_of_its_tenant_waits_for_their_limit() {
     let waits: Vec<LaneWait> = busiest.into_iter().map(|lane| lane.wait).collect();
     assert_eq!(waits, [LaneWait::Limit("lane.t".to_owned(), None)]);
 }
+
+/// Its waiters are not in the backlog meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_lane_is_offered_until_the_call_ends() {
+    let mut scene = Scene::new(&[]);
+    let lane = scene.push("a", "x");
+    assert!(!scene.lanes.is_offered(lane));
+    let offered = scene.offer();
+    assert!(scene.lanes.is_offered(lane));
+    scene.settle(offered, |_| Answer::Refused);
+    assert!(!scene.lanes.is_offered(lane));
+}
