@@ -26,6 +26,7 @@ mod preflight;
 mod retry;
 mod source;
 mod totals;
+mod unnamed;
 mod unsettled;
 mod view;
 mod worker;

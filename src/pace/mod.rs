@@ -28,7 +28,7 @@ pub(crate) use engine::{Admission, Answered, Effect, Engine, EngineView, Hold, R
 pub use lanes::LaneRules;
 pub use pacing::Peers;
 pub(crate) use release::Unused;
-pub(crate) use schedule::{BusyLane, LaneWait, TurnTaking};
+pub(crate) use schedule::{BusyLane, LaneWait, LanesView, TurnTaking};
 pub(crate) use settings::{
     DEFAULT_HORIZON, JobSettings, PlanLimits, Prefetch, Settings, limit_delay, slots_within,
 };

@@ -9,10 +9,11 @@ use super::Worker;
 use crate::dispatch::arrivals::first_seen;
 use crate::dispatch::failures::{Ending, Failures, Line};
 use crate::dispatch::health::Reason;
+use crate::dispatch::unnamed::{Notice, Unnamed};
 use crate::dispatch::view::{
     Backlog, Binding, Board, BusyLane, Counts, MAX_LANES, PUBLISH_INTERVAL, Snapshot, TermsInForce,
 };
-use crate::pace::EngineView;
+use crate::pace::{EngineView, LanesView};
 use crate::store::StoreError;
 
 /// The state of what is reported.
@@ -25,6 +26,7 @@ pub(super) struct Reporting {
     is_stale: bool,
     failures: Failures,
     store_error: Option<String>,
+    unnamed: Unnamed,
 }
 
 impl Reporting {
@@ -35,6 +37,7 @@ impl Reporting {
             is_stale: false,
             failures: Failures::default(),
             store_error: None,
+            unnamed: Unnamed::default(),
         }
     }
 
@@ -110,6 +113,28 @@ impl Worker {
         }
     }
 
+    /// Returns the busiest lanes. It warns where many jobs share as one, since they do not have the part by which lanes share.
+    fn lanes(&mut self, now: Instant) -> Vec<BusyLane> {
+        let LanesView { busiest, waiting, unnamed } = self.engine.lanes_view(MAX_LANES);
+        let (downstream, jobs) = (&self.context.downstream, unnamed);
+        let rules = self.engine.settings().of_jobs.lanes.as_ref();
+        let part = rules.and_then(|rules| rules.parts.get(rules.fair_by)).map(String::as_str);
+        match self.reporting.unnamed.note(unnamed, waiting, now) {
+            Some(Notice::AreMany) => tracing::warn!(
+                downstream,
+                part,
+                jobs,
+                waiting,
+                "many of the jobs that wait do not have the part by which lanes share: they share as one"
+            ),
+            Some(Notice::AreFew) => {
+                tracing::info!(downstream, part, "few of the jobs that wait are without that part again");
+            }
+            None => {}
+        }
+        busiest.into_iter().map(BusyLane::from).collect()
+    }
+
     fn snapshot(&mut self, now: Instant) -> Snapshot {
         let EngineView { hold, waiting, later, held, next_slot, sending, oldest, .. } = self.engine.view();
         let retrying =
@@ -132,7 +157,7 @@ impl Worker {
             sending,
             parking: self.parking.in_progress,
         };
-        let lanes = self.engine.busiest_lanes(MAX_LANES).into_iter().map(BusyLane::from).collect();
+        let lanes = self.lanes(now);
         let failures = &self.reporting.failures;
         Snapshot {
             binding,

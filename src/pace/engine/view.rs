@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::Engine;
 use crate::pace::backlog::WaiterPlace;
-use crate::pace::schedule::BusyLane;
+use crate::pace::schedule::LanesView;
 use crate::pace::terms::Paused;
 use crate::pace::{LaneId, OnLimit, Waiter};
 
@@ -94,10 +94,10 @@ impl<W: Waiter> Engine<W> {
         found
     }
 
-    /// Returns at most this many of the lanes by keys, those with the most waiters that are ready, the busiest first.
-    pub(crate) fn busiest_lanes(&self, most: usize) -> Vec<BusyLane> {
+    /// Returns the waiters that are ready by lanes, and at most this many of their lanes; none unless lanes are made by keys.
+    pub(crate) fn lanes_view(&self, most: usize) -> LanesView {
         let lanes = self.schedule.keyed();
-        lanes.map(|lanes| lanes.busiest(&self.backlog, Instant::now(), most)).unwrap_or_default()
+        lanes.map(|lanes| lanes.view(&self.backlog, Instant::now(), most)).unwrap_or_default()
     }
 
     /// Returns what keeps this number of waiters without a slot waiting, and those that hold one.

@@ -16,7 +16,7 @@ use crate::limit::Limit;
 use crate::pace::backlog::Backlog;
 use crate::pace::lanes::LaneRules;
 use crate::pace::{LaneId, Settings, Waiter};
-pub(crate) use busiest::{BusyLane, LaneWait};
+pub(crate) use busiest::{BusyLane, LaneWait, LanesView};
 pub(crate) use call::Answer;
 use call::Offered;
 use fair::{Classes, RANKS};

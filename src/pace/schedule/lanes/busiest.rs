@@ -9,6 +9,17 @@ use super::{Lanes, Place};
 use crate::pace::Waiter;
 use crate::pace::backlog::Backlog;
 
+/// The waiters that are ready, by lanes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LanesView {
+    /// The lanes with the most of them, the busiest first.
+    pub(crate) busiest: Vec<BusyLane>,
+    /// The number of all of them.
+    pub(crate) waiting: usize,
+    /// The number of those that do not have the part by which lanes share. They share as one.
+    pub(crate) unnamed: usize,
+}
+
 /// A lane, and its waiters that are ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BusyLane {
@@ -33,18 +44,16 @@ pub(crate) enum LaneWait {
 }
 
 impl Lanes {
-    /// Returns at most this many lanes with ready waiters: those with the most of them, the busiest first.
-    pub(crate) fn busiest<W: Waiter>(
-        &self,
-        backlog: &Backlog<W>,
-        now: Instant,
-        most: usize,
-    ) -> Vec<BusyLane> {
+    /// Returns the number of waiters that are ready, and at most this many of their lanes.
+    pub(crate) fn view<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant, most: usize) -> LanesView {
         // The lane with the fewest waiters of those that were kept comes out first.
         let mut busiest = BinaryHeap::with_capacity(most + 1);
+        let mut view = LanesView::default();
         for (lane, values) in self.known.iter() {
             let ready = backlog.ready(self.id(lane));
             if ready > 0 {
+                view.waiting += ready;
+                view.unnamed += if self.rules.fair_value(values).is_empty() { ready } else { 0 };
                 busiest.push(Reverse((ready, Reverse(lane), values)));
             }
             if busiest.len() > most {
@@ -58,7 +67,8 @@ impl Lanes {
             oldest: backlog.oldest_of(self.id(lane)),
             wait: self.wait_of(lane, now),
         });
-        busiest.collect()
+        view.busiest.extend(busiest);
+        view
     }
 
     /// What the next waiter of this lane waits for.

@@ -6,7 +6,7 @@ use crate::pace::{BusyLane, LaneWait};
 impl Scene {
     fn busiest(&mut self, most: usize) -> Vec<BusyLane> {
         self.lanes.refresh(&mut self.backlog, self.now, self.now);
-        self.lanes.busiest(&self.backlog, self.now, most)
+        self.lanes.view(&self.backlog, self.now, most).busiest
     }
 }
 
@@ -68,8 +68,8 @@ async fn a_lane_behind_others_of_its_tenant_waits_for_their_limit() {
     let mut scene = Scene::usual();
     (0..3).for_each(|endpoint: u8| _ = scene.push("a", &endpoint.to_string()));
     assert_eq!(scene.offer().len(), 2);
-    let busiest = scene.lanes.busiest(&scene.backlog, scene.now, 10);
-    let waits: Vec<LaneWait> = busiest.into_iter().map(|lane| lane.wait).collect();
+    let view = scene.lanes.view(&scene.backlog, scene.now, 10);
+    let waits: Vec<LaneWait> = view.busiest.into_iter().map(|lane| lane.wait).collect();
     assert_eq!(waits, [LaneWait::Limit("lane.t".to_owned(), None)]);
 }
 
@@ -83,4 +83,14 @@ async fn a_lane_is_offered_until_the_call_ends() {
     assert!(scene.lanes.is_offered(lane));
     scene.settle(offered, |_| Answer::Refused);
     assert!(!scene.lanes.is_offered(lane));
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_without_the_part_by_which_lanes_share_are_counted() {
+    let mut scene = Scene::new(&[]);
+    for (tenant, endpoint) in [("a", "x"), ("", "x"), ("", ""), ("", ""), ("b", "")] {
+        scene.push(tenant, endpoint);
+    }
+    let view = scene.lanes.view(&scene.backlog, scene.now, 1);
+    assert_eq!((view.waiting, view.unnamed, view.busiest.len()), (5, 3, 1));
 }
