@@ -15,6 +15,7 @@ mod control;
 mod cost;
 mod discard;
 mod entry;
+mod explain;
 mod failures;
 mod find;
 mod flight;
@@ -49,6 +50,7 @@ pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadCloc
 pub use crate::pace::{LaneRules, OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
 pub use cost::{max_cost, max_cost_of, max_cost_without};
+pub use explain::{Busy, Explained, JobPlace, JobWait, Question};
 pub use failures::{Failure, KindCount, Outage};
 pub use find::{Found, FoundJob, JobPlace, ParkedJob};
 pub use intake::{job_cost, too_far};

@@ -218,12 +218,16 @@ impl From<Hold> for Binding {
 impl From<pace::BusyLane> for BusyLane {
     fn from(lane: pace::BusyLane) -> Self {
         let pace::BusyLane { name, waiting, oldest, wait } = lane;
-        let binding = match wait {
-            LaneWait::Turn => None,
-            LaneWait::Limit(name, next) => Some(Binding::Limit { name, next }),
-            LaneWait::Pause(until) => Some(Binding::Throttled { until: Some(until) }),
-        };
-        Self { name, waiting, oldest: oldest.map(first_seen), binding }
+        Self { name, waiting, oldest: oldest.map(first_seen), binding: lane_binding(wait) }
+    }
+}
+
+/// What binds a lane besides the downstream's limits and its turn among others.
+pub(super) fn lane_binding(wait: LaneWait) -> Option<Binding> {
+    match wait {
+        LaneWait::Turn => None,
+        LaneWait::Limit(name, next) => Some(Binding::Limit { name, next }),
+        LaneWait::Pause(until) => Some(Binding::Throttled { until: Some(until) }),
     }
 }
 

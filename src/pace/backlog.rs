@@ -39,6 +39,17 @@ pub(crate) struct Backlog<W> {
     rows: Rows,
 }
 
+/// Where a waiter is in a backlog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spot {
+    /// It may have a slot now.
+    Ready,
+    /// It may have one from this instant on.
+    Later(Instant),
+    /// It waits for the end of a window at this instant, while cheaper ones are granted slots.
+    Aside(Instant),
+}
+
 /// The rows of a backlog.
 #[derive(Debug, Default)]
 struct Rows {
@@ -248,6 +259,38 @@ impl<W: Waiter> Backlog<W> {
     /// Returns the lowest position in the order of arrival of the ready waiters of this lane.
     pub(crate) fn oldest_of(&self, lane: LaneId) -> Option<u64> {
         self.ready.get(lane.row()).and_then(|row| first_of_each_priority(row).min())
+    }
+
+    /// Returns the number of ready waiters of this lane with a higher priority than this rank, which is 0 for the highest one,
+    /// and of those with the same priority.
+    pub(crate) fn ranks(&self, lane: LaneId, rank: u8) -> (usize, usize) {
+        let Some(row) = self.ready.get(lane.row()) else { return (0, 0) };
+        let is_other = |end: Option<(&Place, &W)>| end.is_some_and(|((other, _), _)| *other != rank);
+        if !is_other(row.first_key_value()) && !is_other(row.last_key_value()) {
+            return (0, row.len());
+        }
+        (row.range(..(rank, 0)).count(), row.range((rank, 0)..(rank + 1, 0)).count())
+    }
+
+    /// Returns the number of ready waiters in the lane of this one that go before it: those with a higher priority, and those
+    /// with the same one.
+    pub(crate) fn before(&self, waiter: &W) -> (usize, usize) {
+        let Some(row) = self.ready.get(waiter.lane().row()) else { return (0, 0) };
+        let place = place(waiter);
+        (row.range(..(place.0, 0)).count(), row.range((place.0, 0)..place).count())
+    }
+
+    /// Returns the first ready waiter of this lane.
+    pub(crate) fn first_waiter(&self, lane: LaneId) -> Option<&W> {
+        self.ready.get(lane.row())?.first_key_value().map(|(_, waiter)| waiter)
+    }
+
+    /// Finds a waiter, and where it is.
+    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Option<(Spot, &W)> {
+        let ready = self.ready.iter().flat_map(BTreeMap::values).map(|waiter| (Spot::Ready, waiter));
+        let later = self.later.iter().map(|((due, _), waiter)| (Spot::Later(*due), waiter));
+        let aside = self.aside.iter().map(|((ends, _), waiter)| (Spot::Aside(*ends), waiter));
+        ready.chain(later).chain(aside).find(|&(_, waiter)| is_meant(waiter))
     }
 
     /// Whether the backlog is so long that stale waiters are to be purged.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// The lanes of a downstream: a lane is one combination of the values that some named parts of jobs have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +72,18 @@ impl LaneRules {
         self.key_of(0..self.parts.len(), values)
     }
 
+    /// Returns the values of the lane with this name, as [`LaneRules::name`] writes it; `None` if it names a part that there is
+    /// not. Parts that it does not name have the empty value.
+    pub(crate) fn values(&self, name: &str) -> Option<Arc<[String]>> {
+        let mut values = vec![String::new(); self.parts.len()];
+        for pair in name.split('&').filter(|pair| !pair.is_empty()) {
+            let (part, value) = pair.split_once('=')?;
+            let place = self.parts.iter().position(|other| other == part)?;
+            values[place] = value.replace("%26", "&").replace("%25", "%");
+        }
+        Some(values.into())
+    }
+
     fn key_of(&self, parts: impl IntoIterator<Item = usize>, values: &[String]) -> String {
         let mut key = String::new();
         for part in parts {
@@ -114,5 +127,19 @@ mod tests {
         assert_eq!(rules.pause_key(&texts(["a", "acme"])), None);
         let rules = LaneRules { pause_per: vec![1], ..rules };
         assert_eq!(rules.pause_key(&texts(["a", "acme"])).as_deref(), Some("tenant=acme"));
+    }
+
+    #[test]
+    fn a_name_of_a_lane_is_read_as_it_is_written() {
+        let parts = ["endpoint", "tenant"].map(str::to_owned).to_vec();
+        let rules = LaneRules { parts, fair_by: 1, ..LaneRules::default() };
+        for values in [["x", "acme"], ["", ""], ["a&b=c", "%"], ["%26", "%25%"], ["=", "="]] {
+            let values = values.map(str::to_owned);
+            assert_eq!(rules.values(&rules.name(&values)).as_deref(), Some(&values[..]));
+        }
+        let acme: Option<&[String]> = Some(&[String::new(), "acme".to_owned()]);
+        assert_eq!(rules.values("tenant=acme").as_deref(), acme, "without the other part");
+        assert_eq!(rules.values("acme"), None);
+        assert_eq!(rules.values("Tenant=acme"), None);
     }
 }

@@ -24,11 +24,13 @@ pub(crate) mod tests;
 mod waiter;
 
 pub(crate) use backlog::WaiterPlace;
-pub(crate) use engine::{Admission, Answered, Effect, Engine, EngineView, Hold, Refusal, Wakeups};
+pub(crate) use engine::{
+    Admission, Answered, Effect, Engine, EngineView, Hold, Refusal, Wakeups, Whereabouts,
+};
 pub use lanes::LaneRules;
 pub use pacing::Peers;
 pub(crate) use release::Unused;
-pub(crate) use schedule::{BusyLane, LaneWait, LanesView, TurnTaking};
+pub(crate) use schedule::{BusyLane, LaneWait, LanesView, TurnTaking, WaiterPlace};
 pub(crate) use settings::{
     DEFAULT_HORIZON, JobSettings, PlanLimits, Prefetch, Settings, limit_delay, slots_within,
 };

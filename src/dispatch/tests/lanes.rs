@@ -9,6 +9,7 @@ use crate::job::{LanePart, PlanRules};
 
 mod cooling;
 mod costly;
+mod explained;
 mod leaving;
 mod parking;
 mod seen;

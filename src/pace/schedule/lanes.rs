@@ -21,6 +21,7 @@ pub(crate) use call::Answer;
 use call::Offered;
 use fair::{Classes, RANKS};
 use known::Known;
+pub(crate) use place::WaiterPlace;
 use states::States;
 
 mod busiest;
@@ -28,6 +29,7 @@ mod call;
 mod fair;
 mod known;
 mod pausing;
+mod place;
 mod states;
 mod waits;
 

@@ -27,7 +27,7 @@ mod turn_taking;
 
 use batching::{Batch, Batching};
 use lane::{LaneState, PassedOn, Sleep};
-pub(crate) use lanes::{Answer as LaneAnswer, BusyLane, LaneWait, Lanes, LanesView};
+pub(crate) use lanes::{Answer as LaneAnswer, BusyLane, LaneWait, Lanes, LanesView, WaiterPlace};
 pub(crate) use next::{Next, Spacing};
 use turn_taking::SentTurn;
 pub(crate) use turn_taking::TurnTaking;

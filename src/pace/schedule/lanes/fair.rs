@@ -107,6 +107,11 @@ impl Classes {
         class
     }
 
+    /// The weight of a class; 1 at least.
+    pub(super) fn weight(&self, class: usize) -> u32 {
+        self.all[class].weight.max(1)
+    }
+
     /// Removes a lane that does not wait from its class.
     pub(super) fn leave(&mut self, class: usize) {
         let left = &mut self.all[class];

@@ -47,6 +47,16 @@ impl Known {
         self.iter().map(|(lane, values)| (lane, Arc::clone(values))).collect()
     }
 
+    /// Returns the lane with these values, if there is one.
+    pub(super) fn get(&self, set: usize, values: &Arc<[String]>) -> Option<usize> {
+        self.by_values.get(&(set, Arc::clone(values))).copied()
+    }
+
+    /// The values of a lane.
+    pub(super) fn values(&self, lane: usize) -> Option<&Arc<[String]>> {
+        self.iter().find(|(other, _)| *other == lane).map(|(_, values)| values)
+    }
+
     /// Returns the lane with these values, which are replaced by its own.
     pub(super) fn find(&mut self, set: usize, values: &mut Arc<[String]>) -> Option<usize> {
         let Some(((_, own), &lane)) = self.by_values.get_key_value(&(set, Arc::clone(values))) else {

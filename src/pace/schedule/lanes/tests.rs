@@ -9,6 +9,7 @@ use crate::pace::tests::{self, Caller};
 mod busiest;
 mod costly;
 mod pausing;
+mod place;
 mod random;
 mod waits;
 
