@@ -25,7 +25,7 @@ use health::Checks;
 use routes::Route;
 
 pub(crate) use access::{Access, Token, Tokens};
-pub(crate) use api::{Api, Letters, Operations, Seeker};
+pub(crate) use api::{Api, Letters, Operations};
 pub(crate) use health::{Missing, Readiness, StoreProbe, Stuck};
 pub(crate) use server::{CHANGES_TIMEOUT, Server, bind};
 

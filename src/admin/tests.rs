@@ -211,7 +211,8 @@ async fn each_request_of_the_api_is_documented_with_its_role() {
     let routes = Scene::new(Configured { token: true, read_token: true, named: false }).routes.into_iter();
     let routes = routes.filter(|(_, path, _)| path.starts_with("/api/")).map(|(method, path, rule)| {
         let role = role(rule).map_or("nobody", Role::name).to_owned();
-        (format!("{method} {}", path.replace("{name}", "NAME")), role)
+        let path = path.replace("{name}", "NAME").replace("{id}", "ID").replace("{lane}", "LANE");
+        (format!("{method} {path}"), role)
     });
     assert_eq!(rows, routes.collect());
 }

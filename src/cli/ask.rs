@@ -101,31 +101,53 @@ impl Daemon {
         self.try_ask(&STATUS, "", &()).await
     }
 
+    /// Reads something of a downstream that `what` names, such as a job. Errors are printed to stderr. Cancel safe.
+    pub(super) async fn ask_about<A: DeserializeOwned>(
+        &self,
+        endpoint: &Endpoint<(), A>,
+        downstream: &str,
+        what: &str,
+    ) -> Result<A, Exit> {
+        self.try_ask_about(endpoint, (downstream, what), &()).await.map_err(Failure::say)
+    }
+
     /// As [`Daemon::ask`], for commands that show errors themselves.
     pub(super) async fn try_ask<B: Serialize, A: DeserializeOwned>(
         &self,
-        Endpoint { method, path, .. }: &Endpoint<B, A>,
+        endpoint: &Endpoint<B, A>,
         downstream: &str,
         body: &B,
     ) -> Result<A, Failure> {
+        self.try_ask_about(endpoint, (downstream, ""), body).await
+    }
+
+    async fn try_ask_about<B: Serialize, A: DeserializeOwned>(
+        &self,
+        Endpoint { method, path, .. }: &Endpoint<B, A>,
+        (downstream, what): (&str, &str),
+        body: &B,
+    ) -> Result<A, Failure> {
         let body = (method != Method::GET).then(|| json!(body));
-        self.try_at(method, &self.url(path, downstream), body.as_ref()).await
+        self.try_at(method, &self.url(path, downstream, what), body.as_ref()).await
     }
 
     /// Asks where the jobs with this id are: the replica that answers, or also the others. Cancel safe.
     pub(super) async fn try_find(&self, downstream: &str, id: &str, others: bool) -> Result<Found, Failure> {
         let Endpoint { method, path, .. } = FIND;
-        let mut url = self.url(path, downstream);
+        let mut url = self.url(path, downstream, "");
         url.query_pairs_mut().append_pair("id", id).append_pair("others", &others.to_string());
         self.try_at(&method, &url, None).await
     }
 
-    /// The address of this path of the API, for a downstream.
-    fn url(&self, path: &str, downstream: &str) -> Url {
+    /// The address of this path of the API, for a downstream and for what else it names.
+    fn url(&self, path: &str, downstream: &str, what: &str) -> Url {
         let mut url = self.address.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
-            let parts = path.split('/').skip(1);
-            let parts = parts.map(|part| if part == "{name}" { downstream } else { part });
+            let parts = path.split('/').skip(1).map(|part| match part {
+                "{name}" => downstream,
+                part if part.starts_with('{') => what,
+                part => part,
+            });
             segments.pop_if_empty().extend(parts);
         }
         url

@@ -9,6 +9,7 @@ mod confirm;
 mod dead;
 mod downstream;
 mod exit;
+mod explain;
 mod explain_answer;
 mod facts;
 mod find;
@@ -165,6 +166,8 @@ enum Command {
     /// Shows the limits in force as the store has them, and rolls them back
     #[command(subcommand)]
     Terms(terms::Command),
+    /// Says what a job waits for, what goes before it, and about when it goes
+    Explain(explain::Args),
     /// Says what an answer of a downstream's API would mean, and which rule says so
     ExplainAnswer(explain_answer::Args),
     /// Shows the configuration
@@ -218,6 +221,7 @@ pub(crate) fn main() -> ExitCode {
             Command::History(args) => history::run(&global, args).await,
             Command::Terms(command) => terms::run(&global, command).await,
             Command::Rate(command) => rate::run(&global, command).await,
+            Command::Explain(args) => explain::run(&global, &args).await,
             Command::ExplainAnswer(args) => explain_answer::run(&global, &args),
             Command::Config(command) => config::run(&global, &command),
             Command::Completions(args) => manual::completions(&args),

@@ -27,7 +27,7 @@ use super::secrets::{Clients, Secrets};
 use super::serving::{Order, Serving};
 use super::tokens::TokenFiles;
 use super::{liveness, parts};
-use crate::admin::{self, Access, Api, Letters, Missing, Operations, Readiness, Seeker, StoreProbe, Stuck};
+use crate::admin::{self, Access, Api, Letters, Missing, Operations, Readiness, StoreProbe, Stuck};
 use crate::status::{self, Dispatchers, Handle, Identity, Observer};
 use crate::telemetry::Exporter;
 
@@ -100,8 +100,7 @@ impl Daemon {
             asks: status::Asks::new(handles.clone()),
         });
         let operations = Operations::new(Arc::clone(&store), live.terms());
-        let seeker = Seeker::new(handles.clone());
-        let api = Api::new(operations, observer.watch(), Letters::new(live.broker()), seeker);
+        let api = Api::new(operations, observer.watch(), Letters::new(live.broker()), handles.clone());
         let probe = Arc::new(StoreProbe::new(store, handles.clone()));
         let stuck = Stuck::default();
         let readiness = Readiness {

@@ -29,6 +29,7 @@ impl Pending {
     fn forget_those_who_left(&mut self) {
         self.asked.retain(|(_, sender)| !sender.is_closed());
     }
+}
 
 /// What was given to a dispatcher: options, and questions about ids of jobs.
 #[derive(Debug, Default)]

@@ -14,6 +14,7 @@ mod asks;
 mod binding_log;
 mod dispatchers;
 mod exchange;
+mod explain;
 mod fleet;
 mod known;
 mod observer;

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use paced::api::explain::Explanation;
 use paced::api::state::{self, Downstream, History, State};
 use paced::api::{Millis, Pause};
+use paced::dispatch::Explained;
 use paced::failpoint;
 use paced::lock::lock;
 use paced::store::RecordState;
@@ -17,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::asks::answers;
 use super::exchange::Exchange;
+use super::explain;
 use super::rates::Steps;
 use super::reporting::report;
 use super::sampler::{STEP, Sampler};
@@ -157,6 +160,15 @@ impl Watch {
             self.0.request_round();
             sleep(failpoint::interval(ASKED_EVERY)).await;
         }
+    }
+
+    /// What a job of this downstream waits for, by the answer of its dispatcher; `None` while nothing is known of the downstream.
+    /// Cancel safe.
+    pub(crate) async fn explanation(&self, name: &str, explained: Explained) -> Option<Explanation> {
+        let state = self.state().await;
+        let downstream = state.downstreams.iter().find(|downstream| downstream.name == name)?;
+        let snapshot = self.0.parts.dispatchers.all().get(name)?.view.snapshot();
+        Some(explain::explanation(&state.replica, downstream, &snapshot, explained))
     }
 
     /// Why the store does not answer, if it does not.

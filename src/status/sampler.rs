@@ -156,7 +156,7 @@ impl Sampler {
 }
 
 /// The wall clock at an instant.
-fn time((instant, wall): (Instant, Micros), at: Instant) -> Micros {
+pub(super) fn time((instant, wall): (Instant, Micros), at: Instant) -> Micros {
     wall.plus(at.saturating_duration_since(instant)).minus(instant.saturating_duration_since(at))
 }
 

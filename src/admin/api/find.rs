@@ -34,7 +34,7 @@ const SPACING: Duration = Duration::from_millis(50);
 const LONGEST_ID: usize = 255;
 
 /// The dispatchers that are asked for jobs, and the turns of requests: to ask one of them, and to ask the other replicas.
-pub(crate) struct Seeker {
+pub(super) struct Seeker {
     dispatchers: Dispatchers,
     turn: Arc<Semaphore>,
     turn_of_others: Semaphore,
@@ -42,7 +42,7 @@ pub(crate) struct Seeker {
 
 impl Seeker {
     /// Asks these dispatchers.
-    pub(crate) fn new(dispatchers: Dispatchers) -> Self {
+    pub(super) fn new(dispatchers: Dispatchers) -> Self {
         let (turn, turn_of_others) = (Arc::new(Semaphore::new(1)), Semaphore::new(1));
         Self { dispatchers, turn, turn_of_others }
     }

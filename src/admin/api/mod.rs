@@ -2,6 +2,7 @@
 
 mod body;
 mod dead;
+mod explain;
 mod find;
 mod live;
 mod operations;
@@ -17,21 +18,21 @@ use axum::response::Response;
 use paced::api::history::Changes;
 use paced::api::{
     CANCEL, CHANGES, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, DROP_TERMS, Downstream, Downstreams, EVENTS,
-    Endpoint, FIND, FORCE_TERMS, HISTORY, LETTER, LETTERS, PAUSE, PURGE_LETTERS, RATES, REPLAY_LETTERS,
-    RESET, RESUME, SET_RATE, STATUS, TERMS, UNSET_RATE,
+    EXPLAIN_JOB, EXPLAIN_LANE, Endpoint, FIND, FORCE_TERMS, HISTORY, LETTER, LETTERS, PAUSE, PURGE_LETTERS,
+    RATES, REPLAY_LETTERS, RESET, RESUME, SET_RATE, STATUS, TERMS, UNSET_RATE,
 };
 use paced::config::Role;
 use paced::store::RecordState;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use dead::Letters;
-pub(crate) use find::Seeker;
+use find::Seeker;
 pub(crate) use operations::Operations;
 
 use super::audit::Subject;
 use super::reply::{Refusal, answer};
 use super::routes::{Client, Route, Rule};
-use crate::status::Watch;
+use crate::status::{Dispatchers, Watch};
 use operations::{Author, Done};
 use orders::Order;
 
@@ -44,13 +45,21 @@ pub(crate) struct Api {
     watch: Watch,
     letters: Letters,
     seeker: Seeker,
+    /// The dispatchers of this replica.
+    dispatchers: Dispatchers,
     /// The changes that are being made: each runs to its end, also if its client hangs up.
     changes: TaskTracker,
 }
 
 impl Api {
-    pub(crate) fn new(operations: Operations, watch: Watch, letters: Letters, seeker: Seeker) -> Self {
-        Self { operations, watch, letters, seeker, changes: TaskTracker::new() }
+    pub(crate) fn new(
+        operations: Operations,
+        watch: Watch,
+        letters: Letters,
+        dispatchers: Dispatchers,
+    ) -> Self {
+        let seeker = Seeker::new(dispatchers.clone());
+        Self { operations, watch, letters, seeker, dispatchers, changes: TaskTracker::new() }
     }
 
     /// The record of a downstream as the store has it now; from memory, as in a list, if requests would read the store too
@@ -97,6 +106,8 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         Route::to(&DOWNSTREAM, Rule::Read, (one, api)),
         Route::to(&DOWNSTREAM_STATUS, Rule::Read, (live::status_of_one, api)),
         Route::to(&FIND, Rule::Read, (find::find, api)),
+        Route::to(&EXPLAIN_JOB, Rule::Read, (explain::job, api)),
+        Route::to(&EXPLAIN_LANE, Rule::Read, (explain::lane, api)),
         order(&PAUSE, api),
         order(&RESUME, api),
         order(&RESET, api),

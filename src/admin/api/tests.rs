@@ -79,7 +79,7 @@ fn of_store(store: Arc<dyn Store>, own: watch::Receiver<OwnTerms>) -> Api {
         downstreams: Vec::new(),
     };
     let letters = Letters::new(watch::channel(Arc::new(options)).1);
-    Api::new(Operations::new(store, own), watch, letters, Seeker::new(Dispatchers::default()))
+    Api::new(Operations::new(store, own), watch, letters, Dispatchers::default())
 }
 
 /// The API of a downstream `billing` over a store in memory. Must be called on a tokio runtime.

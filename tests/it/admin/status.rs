@@ -145,6 +145,17 @@ async fn the_busiest_lanes_of_all_replicas_are_shown_with_what_they_wait_for() {
     }
     let told = one.tool(TOKEN, &["status", "billing"]).await.stdout;
     assert!(told.contains("\n  lane       tenant=b: "), "{told}");
+    let told = one.tool(TOKEN, &["explain", "billing", "--lane", "tenant=b"]).await;
+    assert_eq!(told.code, 0, "{told:?}");
+    assert!(told.stdout.contains("  binds      the limit lane.leaky-bucket-0 of its lane\n"), "{told:?}");
+    let id = told.stdout.split(' ').nth(1).unwrap();
+    let told = one.tool(TOKEN, &["-o", "json", "explain", "billing", id]).await;
+    let told: Value = serde_json::from_str(&told.stdout).unwrap();
+    assert_eq!((&told["state"], &told["place"]["lane"]), (&json!("waiting"), &json!("tenant=b")), "{told}");
+    for args in [&["explain", "billing", "nothing"][..], &["explain", "billing", "--lane", "tenant=x"]] {
+        let told = one.tool(TOKEN, args).await;
+        assert_eq!((told.code, told.stdout.as_str()), (2, ""), "{told:?}");
+    }
     for replica in [one, other] {
         assert_eq!(replica.paced.stop().await, 0);
     }
