@@ -10,6 +10,7 @@ mod difference;
 mod origin;
 mod replace;
 mod text;
+mod values;
 
 use std::collections::BTreeMap;
 
@@ -22,6 +23,7 @@ pub use change::{ChangeError, Changed, change};
 pub use origin::{Origin, Replica};
 pub use replace::{Replaced, Replacement, replace};
 pub use text::algorithm;
+pub use values::{MAX_VALUES, SetValue, Values};
 
 /// The name of the limit that `rate = "..."` in a file makes.
 pub const RATE_LIMIT: &str = "leaky-bucket-0";
@@ -33,6 +35,8 @@ pub struct Terms {
     limits: LimitSet,
     plans: BTreeMap<String, LimitSet>,
     overrides: BTreeMap<String, Override>,
+    /// What operators set for values of the part by which lanes share.
+    values: Values,
     /// The replica from whose file the limits are.
     loaded: Option<Origin>,
     /// Since when each limit has had its numbers, by its name.
@@ -127,6 +131,9 @@ pub enum TermsError {
         /// The problem, and what would be right.
         problem: Problem,
     },
+    /// As many values have something set as may.
+    #[error("for {} values that is set already, which is the most; unset one of them", MAX_VALUES)]
+    TooManyValues,
 }
 
 fn listed(names: &[String]) -> String {
@@ -140,7 +147,15 @@ impl Terms {
     /// The terms of a file: the limits of a downstream, for each plan by name the limits of its jobs (the downstream's
     /// and then the plan's own), and a revision if the file has one.
     pub const fn new(limits: LimitSet, plans: BTreeMap<String, LimitSet>, revision: Option<u64>) -> Self {
-        Self { revision, limits, plans, overrides: BTreeMap::new(), loaded: None, since: BTreeMap::new() }
+        Self {
+            revision,
+            limits,
+            plans,
+            overrides: BTreeMap::new(),
+            values: Values { weights: BTreeMap::new(), pauses: BTreeMap::new() },
+            loaded: None,
+            since: BTreeMap::new(),
+        }
     }
 
     /// The file's revision.
@@ -205,8 +220,13 @@ impl Terms {
         }
         match in_force.revision.filter(|_| lower) {
             Some(stored) => Load::Stay { stored, own: own.revision },
-            None => Load::Replace(Self { overrides: in_force.overrides.clone(), ..own.clone() }),
+            None => Load::Replace(own.clone().with_set_of(in_force)),
         }
+    }
+
+    /// The same with what operators set in other terms.
+    fn with_set_of(self, other: &Self) -> Self {
+        Self { overrides: other.overrides.clone(), values: other.values.clone(), ..self }
     }
 
     /// The limits in force at `now`: the downstream's, and for each plan those of its jobs.
@@ -224,16 +244,18 @@ impl Terms {
         self.in_force(now).filter(|(name, one)| !fits(name, one)).map(|(name, _)| name).collect()
     }
 
-    /// The next end of an override that applies at `now`.
+    /// The next end of an override, or of something that is set for a value, that applies at `now`.
     pub fn next_end(&self, now: Micros) -> Option<Micros> {
-        self.in_force(now).filter_map(|(_, one)| one.until).min()
+        let ends = self.in_force(now).filter_map(|(_, one)| one.until);
+        ends.chain(self.values.next_end(now)).min()
     }
 
-    /// The terms without the overrides that have ended at `now`; `None` if there are none.
+    /// The terms without what operators set and what has ended at `now`; `None` if there is nothing of that.
     pub fn expired(&self, now: Micros) -> Option<Self> {
         let live = self.in_force(now).map(|(name, one)| (name.to_owned(), one.clone()));
-        let overrides: BTreeMap<_, _> = live.collect();
-        (overrides.len() < self.overrides.len()).then(|| Self { overrides, ..self.clone() })
+        let (overrides, values) = (live.collect::<BTreeMap<_, _>>(), self.values.lasting(now));
+        let is_same = overrides.len() == self.overrides.len() && values == self.values;
+        (!is_same).then(|| Self { overrides, values, ..self.clone() })
     }
 
     /// The limit that a change is about: the one of this name, which may be a plan's. Without a name the

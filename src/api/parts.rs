@@ -27,7 +27,8 @@ pub struct Lane {
     pub waiting: u64,
     /// When the oldest of them was first taken in.
     pub oldest: Option<Millis>,
-    /// What its next job waits for: `limit` (of the lane), `throttled` (the API throttles this lane), or else `turn`.
+    /// What its next job waits for: `limit` (of the lane), `throttled` (the API throttles this lane), `paused` (an operator
+    /// paused it), or else `turn`.
     pub reason: String,
     /// The name of the limit, where one binds.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -228,6 +228,7 @@ pub(super) fn lane_binding(wait: LaneWait) -> Option<Binding> {
         LaneWait::Turn => None,
         LaneWait::Limit(name, next) => Some(Binding::Limit { name, next }),
         LaneWait::Pause(until) => Some(Binding::Throttled { until: Some(until) }),
+        LaneWait::Stop => Some(Binding::Paused { until: None }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What makes the lanes of a downstream, and whose state each of their limits has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -19,6 +19,8 @@ pub struct LaneRules {
     pub pause_per: Vec<usize>,
     /// How much more than others values of `fair_by` get; 1 where they are not named.
     pub weights: BTreeMap<String, u32>,
+    /// The values of `fair_by` that an operator has paused.
+    pub paused: BTreeSet<String>,
     /// The share of turns that goes to the lowest priority that waits, in millionths.
     pub starvation_guard: u32,
     /// The most lanes that this replica has at one time: the jobs of others share one lane.
@@ -34,6 +36,7 @@ impl Default for LaneRules {
             per: BTreeMap::new(),
             pause_per: vec![],
             weights: BTreeMap::new(),
+            paused: BTreeSet::new(),
             starvation_guard: 0,
             max_lanes: 1_000_000,
         }

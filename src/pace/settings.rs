@@ -105,7 +105,10 @@ impl Settings {
                     && new.len() == old.len()
                     && new.iter().zip(old.iter()).all(|(new, old)| is_tighter(new, old)))
         };
-        self.plans.len() != than.plans.len() || !self.sets().zip(than.sets()).all(are_tighter)
+        let paused =
+            |of: &Self| of.of_jobs.lanes.as_ref().map(|rules| rules.paused.clone()).unwrap_or_default();
+        let is_resumed = !paused(than).is_subset(&paused(self));
+        is_resumed || self.plans.len() != than.plans.len() || !self.sets().zip(than.sets()).all(are_tighter)
     }
 
     /// The limits that apply to this lane. An unknown plan has the downstream's limits.

@@ -49,8 +49,11 @@ pub(super) fn explanation(
     }
 }
 
-/// When a job with this place goes, as far as is known.
+/// When a job with this place goes, as far as is known: nobody knows when an operator ends a pause.
 fn goes(downstream: &Downstream, snapshot: &Snapshot, place: &JobPlace) -> Option<Instant> {
+    if let Some(Binding::Paused { .. }) = place.binding {
+        return None;
+    }
     shared(downstream, snapshot, place).map(|shared| shared.max(place.own))
 }
 
@@ -84,6 +87,7 @@ fn binding(downstream: &Downstream, snapshot: &Snapshot, place: Option<&JobPlace
             limit: binding.limit().map(str::to_owned),
             text: match binding {
                 Binding::Limit { name, .. } => format!("the limit {name} of its lane"),
+                Binding::Paused { .. } => "an operator paused it".to_owned(),
                 _ => "the API throttles its lane".to_owned(),
             },
         },

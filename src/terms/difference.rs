@@ -6,7 +6,8 @@ use crate::time::Micros;
 
 impl Terms {
     /// The limits that change if those of `new` at `now` follow those of these terms at `then`, such as
-    /// `leaky-bucket-0 100/m → 20/s, quota-1 is removed`; empty if all stay as they are.
+    /// `leaky-bucket-0 100/m → 20/s, quota-1 is removed`; empty if all stay as they are. What is set for values of lanes is not
+    /// named one by one.
     pub fn changes(&self, then: Micros, new: &Self, now: Micros) -> String {
         let (before, after) = (self.counted(None, then), new.counted(None, now));
         // Terms always have a limit.
@@ -25,7 +26,13 @@ impl Terms {
         });
         let removed = before.iter().filter(|old| called(&after, old.name()).is_none());
         let removed = removed.map(|old| format!("{} is removed", old.name()));
-        changed.chain(removed).collect::<Vec<_>>().join(", ")
+        let set = |terms: &Self, at| {
+            let paused: Vec<String> = terms.values.paused_at(at).map(str::to_owned).collect();
+            let weights = terms.values.weights_at(at).map(|(value, weight)| (value.to_owned(), weight));
+            (weights.collect::<Vec<_>>(), paused)
+        };
+        let of_values = (set(self, then) != set(new, now)).then(|| "weights or pauses of lanes".to_owned());
+        changed.chain(removed).chain(of_values).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -33,7 +40,7 @@ impl Terms {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::Override;
+    use super::super::{Override, SetValue};
     use super::*;
     use crate::limit::LimitSet;
 
@@ -68,5 +75,11 @@ mod tests {
             "pace 2/s → 100/m",
             "it has expired"
         );
+        let mut paused = before.clone();
+        let set = SetValue { to: (), until: Some(end), reason: None, by: None, set_at: start };
+        paused.pause_value("acme", set).unwrap();
+        assert_eq!(changes(&paused), "weights or pauses of lanes");
+        assert_eq!(paused.changes(start, &paused, start), "");
+        assert_eq!(paused.changes(start, &paused, end), "weights or pauses of lanes", "it has expired");
     }
 }

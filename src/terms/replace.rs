@@ -9,10 +9,9 @@ const TRIES: u32 = 20;
 /// What is replaced by the limits of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacement {
-    /// The limits in force, also if their revision is higher. Rates that operators set stay.
+    /// The limits in force, also if their revision is higher. What operators set stays.
     Limits,
-    /// All of the terms, also if they are of a newer version of paced and cannot be read here. Rates that operators set are
-    /// gone.
+    /// All of the terms, also if they are of a newer version of paced and cannot be read here. What operators set is gone.
     All,
 }
 
@@ -51,8 +50,10 @@ pub async fn replace(
             (Err(_), Replacement::All) => None,
             (Err(error), Replacement::Limits) => return Err(error.clone().into()),
         };
-        let overrides = kept.filter(|_| what == Replacement::Limits).map(|kept| kept.overrides.clone());
-        let after = Terms { overrides: overrides.unwrap_or_default(), ..own.clone() };
+        let after = match kept.filter(|_| what == Replacement::Limits) {
+            Some(kept) => own.clone().with_set_of(kept),
+            None => own.clone(),
+        };
         let after = after.put_in_force(kept, record.now, Replica::of_this_process());
         let (of, text) = (record.status.generation, after.to_text());
         record = store.update_record(downstream, Change::Terms { of, text: &text }).await?;

@@ -6,6 +6,7 @@ use super::*;
 use crate::limit::{Calendar, Combine, Edges, calendar};
 
 mod newest;
+mod values;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -122,7 +123,7 @@ fn texts_that_are_no_terms() {
         assert!(text.contains(from), "{from}");
         Terms::parse(&text.replace(from, to)).unwrap_err()
     };
-    assert_eq!(with("\"version\":1", "\"version\":4"), TermsError::Version { found: 4, known: 3 });
+    assert_eq!(with("\"version\":1", "\"version\":5"), TermsError::Version { found: 5, known: 4 });
     let leaky = with("\"leaky-bucket\"", "\"sieve\"");
     assert_eq!(leaky, TermsError::Algorithm { limit: RATE_LIMIT.to_owned(), algorithm: "sieve".to_owned() });
     assert!(leaky.to_string().contains("run the same version of paced everywhere"), "{leaky}");

@@ -7,14 +7,20 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Origin, Override, Replica, Terms, TermsError};
+use super::{Origin, Replica, Terms, TermsError};
 use crate::limit::calendar::{Midnight, Zone};
 use crate::limit::{Algorithm, Calendar, Combine, Edges, Limit, LimitError, LimitSet, calendar};
-use crate::rate::{Amount, Rate};
+use crate::rate::Rate;
 use crate::time::Micros;
+use overrides::{Over, ValuesText, over, over_text, values, values_text};
 
-/// The newest version, in which limits have margins, and quotas time zones.
-pub(super) const VERSION: u64 = 3;
+mod overrides;
+
+/// The newest version, in which weights and pauses of values may be set.
+pub(super) const VERSION: u64 = 4;
+
+/// The version in which limits have margins, and quotas time zones.
+const WITH_MARGINS: u64 = 3;
 
 /// The version in which terms say where they come from. Terms are written in the lowest version that has what they say, so
 /// that replicas of an older paced read them, and texts stay the same.
@@ -36,6 +42,8 @@ struct Text {
     plans: BTreeMap<String, Set>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     overrides: BTreeMap<String, Over>,
+    #[serde(default, skip_serializing_if = "ValuesText::is_empty")]
+    values: ValuesText,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     loaded: Option<OriginText>,
     /// The limits by the origin of their numbers, which most of them share.
@@ -135,33 +143,13 @@ struct Logged {
     period: u64,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Over {
-    /// The rate as people write it.
-    rate: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    until: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    by: Option<String>,
-    set_at: i64,
-}
-
 pub(super) fn write(terms: &Terms) -> String {
-    let over = |one: &Override| Over {
-        rate: one.rate.to_string(),
-        until: one.until.map(|until| until.0),
-        reason: one.reason.clone(),
-        by: one.by.clone(),
-        set_at: one.set_at.0,
-    };
     let has_origins = terms.loaded.is_some()
         || !terms.since.is_empty()
         || terms.overrides.values().any(|one| one.by.is_some());
     let version = match (terms.all().into_iter().any(is_new), has_origins) {
-        (true, _) => VERSION,
+        _ if !terms.values.is_empty() => VERSION,
+        (true, _) => WITH_MARGINS,
         (false, true) => WITH_ORIGINS,
         (false, false) => 1,
     };
@@ -170,7 +158,8 @@ pub(super) fn write(terms: &Terms) -> String {
         revision: terms.revision,
         limits: set(&terms.limits),
         plans: terms.plans.iter().map(|(name, limits)| (name.clone(), set(limits))).collect(),
-        overrides: terms.overrides.iter().map(|(name, one)| (name.clone(), over(one))).collect(),
+        overrides: terms.overrides.iter().map(|(name, one)| (name.clone(), over_text(one))).collect(),
+        values: values_text(&terms.values),
         loaded: terms.loaded.as_ref().map(origin_text),
         since: since(&terms.since),
     };
@@ -178,7 +167,7 @@ pub(super) fn write(terms: &Terms) -> String {
     serde_json::to_string(&text).unwrap_or_default()
 }
 
-/// Whether the limit has what only the newest version says.
+/// Whether the limit has what only versions from [`WITH_MARGINS`] on say.
 fn is_new(limit: &Limit) -> bool {
     let is_zoned = match limit.algorithm() {
         Algorithm::Quota(window) => {
@@ -282,7 +271,7 @@ pub(super) fn read(text: &str) -> Result<Terms, TermsError> {
         return Err(TermsError::Version { found: version, known: VERSION });
     }
     let text: Text = serde_json::from_str(text).map_err(malformed)?;
-    let Text { revision, limits, plans, overrides, loaded, since, .. } = text;
+    let Text { revision, limits, plans, overrides, values: of_values, loaded, since, .. } = text;
     let plans = plans.into_iter().map(|(name, limits)| Ok((name, as_set(limits)?)));
     let overrides = overrides.into_iter().map(|(name, one)| Ok((name, over(one)?)));
     Ok(Terms {
@@ -290,6 +279,7 @@ pub(super) fn read(text: &str) -> Result<Terms, TermsError> {
         limits: as_set(limits)?,
         plans: plans.collect::<Result<_, TermsError>>()?,
         overrides: overrides.collect::<Result<_, TermsError>>()?,
+        values: values(of_values),
         loaded: loaded.map(origin),
         since: since.into_iter().flat_map(origins).collect(),
     })
@@ -306,16 +296,6 @@ fn origin(OriginText { at, replica: id, host }: OriginText) -> Origin {
 fn origins(Since { origin: text, limits }: Since) -> impl Iterator<Item = (String, Origin)> {
     let origin = origin(text);
     limits.into_iter().map(move |name| (name, origin.clone()))
-}
-
-fn over(one: Over) -> Result<Override, TermsError> {
-    Ok(Override {
-        rate: one.rate.parse::<Amount>().map_err(malformed)?,
-        until: one.until.map(Micros),
-        reason: one.reason,
-        by: one.by,
-        set_at: Micros(one.set_at),
-    })
 }
 
 fn as_set(set: Set) -> Result<LimitSet, TermsError> {

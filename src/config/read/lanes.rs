@@ -1,6 +1,6 @@
 //! Reads `[downstreams.NAME.lanes]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::all;
 use crate::config::key::keys;
@@ -138,6 +138,7 @@ fn keyed<'v>(reader: &mut Reader<'v>, table: &Table<'v>, on_limit: Option<OnLimi
         per: per.collect(),
         pause_per,
         weights: weights?,
+        paused: BTreeSet::new(),
         starvation_guard: STARVATION_GUARD,
         max_lanes: max_lanes?,
     };

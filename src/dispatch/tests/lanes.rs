@@ -11,6 +11,7 @@ mod cooling;
 mod costly;
 mod explained;
 mod leaving;
+mod live;
 mod parking;
 mod seen;
 mod throttled;

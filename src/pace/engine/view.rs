@@ -141,6 +141,9 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the limit that determines the next slot of the lane that has the next one.
     fn binding_limit(&self) -> Hold {
+        if self.schedule.keyed().is_some_and(|lanes| !lanes.has_ready() && lanes.are_stopped()) {
+            return Hold::Paused(Paused::Operator, None);
+        }
         if let Some((limit, at)) = self.schedule.keyed().and_then(|lanes| match lanes.has_ready() {
             true => None,
             false => lanes.first_limit(),

@@ -70,7 +70,7 @@ struct Asking {
 struct Lane {
     set: usize,
     class: usize,
-    /// The states of its limits, in the order of its set, and then that of its pauses.
+    /// The states of its limits, in the order of its set, and then those of its pauses.
     states: Vec<usize>,
     place: Place,
     /// Its turn among others: lanes with lower ones go first.
@@ -125,7 +125,8 @@ impl Lanes {
     /// Applies other limits; lanes keep their jobs, turns and tags. Estimates of their limits are void.
     pub(crate) fn follow(&mut self, settings: &Settings) {
         let Some(rules) = &settings.of_jobs.lanes else { return };
-        let has_same_pauses = self.rules.pause_per == rules.pause_per;
+        let pauses = |rules: &LaneRules| (rules.pause_per.clone(), rules.paused.clone());
+        let has_same_pauses = pauses(&self.rules) == pauses(rules);
         let has_same_states = has_same_pauses && self.rules.has_same_states(rules);
         self.rules = Arc::clone(rules);
         self.classes.weigh(|value| rules.weight(value));
@@ -188,6 +189,8 @@ impl Lanes {
         let join = |limit: &Limit| states.join(limit, rules.key(limit.name(), values), asking.horizon);
         let mut all: Vec<usize> = sets[set].iter().map(join).collect();
         all.extend(rules.pause_key(values).map(|key| states.join_pause(key)));
+        let value = rules.fair_value(values);
+        all.extend(rules.paused.contains(value).then(|| states.join_stop(value)));
         all
     }
 
@@ -195,7 +198,7 @@ impl Lanes {
     /// they waited. Those that are paused stay: their jobs may be parked until the pause ends.
     fn sweep(&mut self) {
         let Self { known, all, states, .. } = self;
-        let is_paused = |lane: &Lane| lane.states.iter().any(|state| states.is_paused_now(*state));
+        let is_paused = |lane: &Lane| lane.states.iter().any(|state| states.is_throttled_now(*state));
         let gone = known.sweep(|lane| all[lane].offered > 0 || is_paused(&all[lane]));
         for lane in gone {
             self.take_out(lane);
@@ -230,14 +233,6 @@ impl Lanes {
     pub(crate) fn sleeps_until(&self, lane: LaneId) -> Option<Instant> {
         let states = self.index(lane.row()).map(|lane| &self.all[lane].states);
         states.into_iter().flatten().filter_map(|state| self.states.sleeps_until(*state)).max()
-    }
-
-    /// The limit for which lanes wait that allows something first, and when it does. It is `None` where a pause of some lanes
-    /// ends before.
-    pub(crate) fn first_limit(&self) -> Option<(Option<String>, Instant)> {
-        let state = self.states.first_asleep()?;
-        let name = (!self.states.is_pause(state)).then(|| self.states.name(state).0.to_string());
-        Some((name, self.states.sleeps_until(state)?))
     }
 
     /// Takes in which lanes have new jobs or none any more, and wakes those whose limits allow something, as far as is known:

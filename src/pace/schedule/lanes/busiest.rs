@@ -39,8 +39,10 @@ pub(crate) enum LaneWait {
     Turn,
     /// The limit of this name, and the instant at which that allows more, if it is known.
     Limit(String, Option<Instant>),
-    /// A pause of these lanes alone, and its end.
+    /// A pause of these lanes alone that the downstream caused, and its end.
     Pause(Instant),
+    /// A pause of its value by an operator, who has to end it.
+    Stop,
 }
 
 impl Lanes {
@@ -77,6 +79,7 @@ impl Lanes {
         let asleep = |state: &usize| Some((self.states.sleeps_until(*state)?, *state));
         let last = self.all[lane].states.iter().filter_map(asleep).max();
         match (last.filter(|(until, _)| *until > now), self.all[lane].place) {
+            (Some((_, state)), _) if self.states.is_stop(state) => LaneWait::Stop,
             (Some((until, state)), _) if self.states.is_pause(state) => LaneWait::Pause(until),
             (Some((until, state)), _) => limit(state, Some(until)),
             // Others of its state go before it.

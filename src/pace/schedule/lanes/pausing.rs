@@ -61,4 +61,17 @@ impl Lanes {
         let states = self.index(lane.row()).map(|lane| &self.all[lane].states);
         states.into_iter().flatten().any(|state| self.states.is_paused(*state, at))
     }
+
+    /// The limit for which lanes wait that allows something first, and when it does. It is `None` where a pause of some lanes
+    /// ends before.
+    pub(crate) fn first_limit(&self) -> Option<(Option<String>, Instant)> {
+        let state = self.states.first_asleep().filter(|state| !self.states.is_stop(*state))?;
+        let name = (!self.states.is_pause(state)).then(|| self.states.name(state).0.to_string());
+        Some((name, self.states.sleeps_until(state)?))
+    }
+
+    /// Whether lanes wait for nothing but an operator.
+    pub(crate) fn are_stopped(&self) -> bool {
+        self.states.first_asleep().is_some_and(|state| self.states.is_stop(state))
+    }
 }

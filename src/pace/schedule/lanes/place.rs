@@ -137,6 +137,7 @@ impl Lanes {
         let last = states.iter().enumerate().map(wait).max();
         match last.filter(|(until, _)| *until > target.now) {
             None => (target.now, LaneWait::Turn),
+            Some((until, state)) if self.states.is_stop(state) => (until, LaneWait::Stop),
             Some((until, state)) if self.states.is_pause(state) => (until, LaneWait::Pause(until)),
             Some((until, state)) => {
                 (until, LaneWait::Limit(self.states.name(state).0.to_string(), Some(until)))

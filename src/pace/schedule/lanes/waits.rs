@@ -17,6 +17,9 @@ use crate::pace::{Waiter, limit_delay};
 /// The longest that a job is taken to wait for the probes of a cool-down before it: most end before.
 const LONGEST_COOLING: Duration = Duration::from_secs(300);
 
+/// How long a job waits elsewhere whose value an operator has paused. Then it comes back, and waits elsewhere again.
+const STOPPED: Duration = Duration::from_secs(3600);
+
 /// The jobs of a lane that has limits of its own, or is paused.
 struct Queue<W> {
     lane: usize,
@@ -127,7 +130,11 @@ impl Lanes {
         let queue = |(lane, of): (usize, &Lane)| {
             let (Place::Ready { rank } | Place::Waiting { rank, .. }) = of.place else { return None };
             let ready = backlog.ready(self.id(lane));
-            let asleep = of.states.iter().filter_map(|state| self.states.sleeps_until(*state)).max();
+            let asleep = of.states.iter().filter_map(|state| {
+                let until = self.states.sleeps_until(*state)?;
+                Some(if self.states.is_stop(*state) { until.min(now + STOPPED) } else { until })
+            });
+            let asleep = asleep.max();
             let (place, start) = ((rank, of.turn), asleep.map_or(now, |until| until.max(now)));
             let is_limited = ready > 0 && (!self.sets[of.set].is_empty() || asleep.is_some());
             is_limited.then(|| Queue { lane, place, start, ready, stay: 0, beyond: VecDeque::new() })

@@ -1,9 +1,11 @@
 //! The settings of a replica under terms that another one may have loaded. It is pure.
 
+use std::sync::Arc;
+
 use crate::limit::{Limit, LimitError, LimitSet};
 use crate::pace::lanes::LaneRules;
-use crate::pace::{PlanLimits, Settings};
-use crate::terms::Terms;
+use crate::pace::{JobSettings, PlanLimits, Settings};
+use crate::terms::{Terms, Values};
 use crate::time::Micros;
 
 /// Returns the settings under these terms. A plan that the terms do not have keeps its own limits behind the
@@ -25,7 +27,18 @@ pub(super) fn effective(given: &Settings, terms: &Terms, now: Micros) -> Result<
         Ok(PlanLimits { name: plan.name.clone(), limits: set })
     });
     let plans = plans.collect::<Result<_, LimitError>>()?;
-    Ok(Settings { limits, plans, ..given.clone() })
+    Ok(Settings { limits, plans, of_jobs: with_values(&given.of_jobs, terms.values(), now), ..given.clone() })
+}
+
+/// The same with the weights and pauses that operators set for values of the part by which lanes share.
+fn with_values(given: &JobSettings, values: &Values, now: Micros) -> JobSettings {
+    let live = given.lanes.as_ref().filter(|_| !values.is_empty()).map(|rules| {
+        let mut rules = (**rules).clone();
+        rules.weights.extend(values.weights_at(now).map(|(value, weight)| (value.to_owned(), weight)));
+        rules.paused = values.paused_at(now).map(str::to_owned).collect();
+        Arc::new(rules)
+    });
+    JobSettings { lanes: live.or_else(|| given.lanes.clone()), ..given.clone() }
 }
 
 fn is_of_lanes(limit: &&Limit) -> bool {
@@ -55,10 +68,9 @@ fn of_lanes_here(set: LimitSet, own: &PlanLimits, given: &Settings) -> Result<Li
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::pace::{JobSettings, tests};
+    use crate::pace::tests;
+    use crate::terms::SetValue;
 
     fn settings(names: &[&str], lanes: Option<LaneRules>) -> Settings {
         let base = tests::settings("100/s");
@@ -107,5 +119,23 @@ mod tests {
         };
         assert_eq!(of_pro(Some(LaneRules::default())), [leaky("lane.l", "9/s"), leaky("plan.pro.l", "7/s")]);
         assert_eq!(of_pro(None), [leaky("lane.l", "5/s"), leaky("plan.pro.l", "7/s")], "it has no lanes");
+    }
+
+    #[test]
+    fn weights_and_pauses_that_operators_set_are_those_of_lanes() {
+        let weights = [("acme".to_owned(), 2), ("b".to_owned(), 3)].into();
+        let given = settings(&[], Some(LaneRules { weights, ..LaneRules::default() }));
+        let mut terms = given.terms();
+        let until = |until| SetValue { to: (), until, reason: None, by: None, set_at: Micros(0) };
+        let weight = SetValue { to: 7, until: Some(Micros(5)), reason: None, by: None, set_at: Micros(0) };
+        terms.set_weight("acme", weight).unwrap();
+        terms.pause_value("b", until(Some(Micros(9)))).unwrap();
+        let rules = |at| {
+            let rules = effective(&given, &terms, Micros(at)).unwrap().of_jobs.lanes.unwrap();
+            (rules.weight("acme"), rules.weight("b"), rules.paused.len())
+        };
+        assert_eq!([rules(4), rules(5), rules(9)], [(7, 3, 1), (2, 3, 1), (2, 3, 0)]);
+        let without = settings(&[], None);
+        assert_eq!(effective(&without, &terms, Micros(4)).unwrap().of_jobs, without.of_jobs);
     }
 }

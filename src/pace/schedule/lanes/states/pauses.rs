@@ -10,6 +10,12 @@ use super::{Name, Numbers, States};
 /// The name of pauses, which no limit has.
 const PAUSE: &str = "";
 
+/// What the keys of operators' pauses begin with; those of other pauses begin with the name of a part.
+const STOP: char = '!';
+
+/// As long as an operator's pause lasts for this replica: its end is another change of the rules.
+const FOREVER: Duration = Duration::from_secs(366 * 86_400);
+
 /// The wait before the first probe of a cool-down.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
@@ -35,6 +41,21 @@ impl States {
         self.join_named(PAUSE, key)
     }
 
+    /// Adds a lane to the pause of this value by an operator, and returns the state.
+    pub(in crate::pace::schedule::lanes) fn join_stop(&mut self, value: &str) -> usize {
+        let state = self.join_named(PAUSE, format!("{STOP}{value}"));
+        if self.paused_until(state).is_none() {
+            let now = Instant::now();
+            self.pause(state, (now, now + FOREVER));
+        }
+        state
+    }
+
+    /// Whether this is the state of a pause by an operator.
+    pub(in crate::pace::schedule::lanes) fn is_stop(&self, state: usize) -> bool {
+        self.is_pause(state) && self.all[state].name.key.starts_with(STOP)
+    }
+
     /// The state of the pauses with this key, if lanes have it.
     pub(in crate::pace::schedule::lanes) fn pause_of(&self, key: String) -> Option<usize> {
         self.by_name.get(&Name { limit: PAUSE.into(), key: key.into() }).copied()
@@ -55,9 +76,9 @@ impl States {
         self.paused_until(state).is_some_and(|until| at < until)
     }
 
-    /// The same as of the last call.
-    pub(in crate::pace::schedule::lanes) fn is_paused_now(&self, state: usize) -> bool {
-        self.seen.is_some_and(|(now, _)| self.is_paused(state, now))
+    /// Whether a pause that the downstream caused, or the wait before the next probe, lasts at the last call.
+    pub(in crate::pace::schedule::lanes) fn is_throttled_now(&self, state: usize) -> bool {
+        self.seen.is_some_and(|(now, _)| self.is_paused(state, now)) && !self.is_stop(state)
     }
 
     /// The time between the probes of a cool-down, if there is one.

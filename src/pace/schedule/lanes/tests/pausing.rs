@@ -22,6 +22,15 @@ impl Scene {
         self.lanes.answered(&Self::values(tenant), self.now);
     }
 
+    /// Has an operator pause these tenants, and no others.
+    fn stop(&mut self, tenants: &[&str]) {
+        let rules = self.settings.of_jobs.lanes.as_deref().unwrap();
+        let paused = tenants.iter().map(|tenant| (*tenant).to_owned()).collect();
+        let rules = LaneRules { paused, ..rules.clone() };
+        self.settings.of_jobs.lanes = Some(Arc::new(rules));
+        self.lanes.follow(&self.settings);
+    }
+
     /// Pushes this number of jobs of one lane.
     fn push_many(&mut self, jobs: usize) {
         for _ in 0..jobs {
@@ -167,4 +176,60 @@ async fn pauses_are_told_of_when_they_begin() {
     scene.answered("a");
     assert!(scene.cool_down_begins("a"), "another one");
     assert!(!scene.cool_down_begins("b"), "it has no lanes here");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_an_operator_pauses_sleeps_until_it_is_resumed() {
+    let mut scene = Scene::new(&[]);
+    for tenant in ["a", "b"] {
+        for endpoint in ["x", "y"] {
+            scene.push(tenant, endpoint);
+        }
+    }
+    scene.stop(&["a"]);
+    assert_eq!(scene.grant(), [2, 3]);
+    scene.push("a", "a new lane");
+    assert_eq!(scene.grant(), [0; 0]);
+    scene.now += 100 * 86_400 * SECOND;
+    assert_eq!(scene.grant(), [0; 0], "however long it takes");
+    assert_eq!(scene.broken(), None);
+    assert!(scene.lanes.are_stopped());
+    assert_eq!(scene.lanes.first_limit(), None, "neither a limit nor the downstream holds them up");
+    // Another pause does not end it.
+    scene.stop(&["a", "c"]);
+    assert_eq!(scene.grant(), [0; 0]);
+    scene.stop(&["c"]);
+    assert_eq!(scene.grant(), [0, 1, 4]);
+    assert_eq!(scene.broken(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lanes_of_a_tenant_that_an_operator_pauses_are_forgotten_without_jobs() {
+    let mut scene = Scene::new(&[]);
+    scene.stop(&["a"]);
+    let lane = scene.push("a", "x");
+    assert_eq!(scene.offered(), [0; 0]);
+    assert!(scene.lanes.is_paused(lane, scene.now + 300 * 86_400 * SECOND));
+    scene.backlog.drain();
+    scene.values.clear();
+    scene.offer();
+    scene.lanes.end();
+    scene.lanes.sweep();
+    assert_eq!(scene.lanes.known.len(), 0, "the rules remember the pause");
+    scene.push("a", "x");
+    assert_eq!(scene.offered(), [0; 0]);
+    assert_eq!(scene.broken(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_of_a_tenant_that_an_operator_pauses_wait_elsewhere_for_a_while() {
+    let mut scene = Scene::new(&[]);
+    scene.push_many(3);
+    scene.push("b", "x");
+    scene.stop(&["a"]);
+    let (now, by) = (scene.now, scene.now + 60 * SECOND);
+    scene.lanes.refresh(&mut scene.backlog, scene.now, scene.now);
+    let taken = scene.lanes.take_beyond(&mut scene.backlog, (now, by), usize::MAX);
+    let dues: Vec<Duration> = taken.iter().map(|(due, _)| *due - now).collect();
+    assert_eq!(dues, [3600 * SECOND; 3], "then it is seen whether it still lasts");
 }
