@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Millis;
+use super::values::SetValue;
 
 /// The answer of `GET /api/v1/downstreams`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,9 @@ pub struct Downstream {
     pub pause: Option<Pause>,
     /// The pause that the API asked for.
     pub penalty: Option<Penalty>,
+    /// What operators set for values of the part by which lanes share: the weights, and then the pauses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<SetValue>,
     /// The reason why the terms in the store cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -7,6 +7,7 @@
 //! | `downstream` | one downstream: its limits, the rates set over them, its pauses |
 //! | [`explain`] | what one job waits for |
 //! | [`order`] | changes that operators order |
+//! | [`values`] | weights and pauses of one value of lanes |
 //! | [`letters`] | dead letters |
 //! | [`find`] | where the jobs with an id are |
 //! | [`history`] | the last changes by operators |
@@ -24,6 +25,7 @@ mod parked;
 mod parts;
 pub mod state;
 mod unclaimed;
+pub mod values;
 
 use std::marker::PhantomData;
 
@@ -94,6 +96,18 @@ pub const SET_RATE: Endpoint<order::SetRate, Downstream> =
 /// Restores the rate of the file.
 pub const UNSET_RATE: Endpoint<order::UnsetRate, Downstream> =
     Endpoint::new(Method::DELETE, "/api/v1/downstreams/{name}/rate");
+/// Sets the weight of a value of the part by which lanes share.
+pub const SET_WEIGHT: Endpoint<values::SetWeight, Downstream> =
+    Endpoint::new(Method::PUT, "/api/v1/downstreams/{name}/values");
+/// Restores the weight of the file.
+pub const UNSET_WEIGHT: Endpoint<values::UnsetWeight, Downstream> =
+    Endpoint::new(Method::DELETE, "/api/v1/downstreams/{name}/values");
+/// Stops the releases of jobs with a value.
+pub const PAUSE_VALUE: Endpoint<values::PauseValue, Downstream> =
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/values/pause");
+/// Ends the pause of a value.
+pub const RESUME_VALUE: Endpoint<values::ResumeValue, Downstream> =
+    Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/values/resume");
 /// The last changes by operators.
 pub const CHANGES: Endpoint<(), history::Changes> =
     Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/changes");

@@ -147,7 +147,7 @@ pub fn reason(reason: Option<String>) -> Result<Option<String>, String> {
     Ok(Some(reason))
 }
 
-fn span(text: Option<String>) -> Result<Option<Span>, String> {
+pub(super) fn span(text: Option<String>) -> Result<Option<Span>, String> {
     text.map(|text| text.parse()).transpose().map_err(|problem| format!("for: {problem}"))
 }
 

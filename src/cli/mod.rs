@@ -18,6 +18,7 @@ mod history;
 mod init;
 mod input;
 mod interrupt;
+mod lane;
 mod manual;
 mod out;
 mod parts;
@@ -163,6 +164,9 @@ enum Command {
     /// Shows and sets the rates of a running downstream
     #[command(subcommand)]
     Rate(rate::Command),
+    /// Shows and sets the weights and pauses of single tenants of a running downstream with lanes
+    #[command(subcommand)]
+    Lane(lane::Command),
     /// Shows the limits in force as the store has them, and rolls them back
     #[command(subcommand)]
     Terms(terms::Command),
@@ -221,6 +225,7 @@ pub(crate) fn main() -> ExitCode {
             Command::History(args) => history::run(&global, args).await,
             Command::Terms(command) => terms::run(&global, command).await,
             Command::Rate(command) => rate::run(&global, command).await,
+            Command::Lane(command) => lane::run(&global, command).await,
             Command::Explain(args) => explain::run(&global, &args).await,
             Command::ExplainAnswer(args) => explain_answer::run(&global, &args),
             Command::Config(command) => config::run(&global, &command),

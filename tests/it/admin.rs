@@ -20,6 +20,7 @@ pub mod api;
 mod audit;
 mod cancel;
 mod find;
+mod lanes;
 mod letters;
 mod load;
 pub mod metrics;

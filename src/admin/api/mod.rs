@@ -7,6 +7,7 @@ mod find;
 mod live;
 mod operations;
 mod orders;
+mod values;
 mod view;
 
 use std::sync::Arc;
@@ -18,8 +19,9 @@ use axum::response::Response;
 use paced::api::history::Changes;
 use paced::api::{
     CANCEL, CHANGES, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, DROP_TERMS, Downstream, Downstreams, EVENTS,
-    EXPLAIN_JOB, EXPLAIN_LANE, Endpoint, FIND, FORCE_TERMS, HISTORY, LETTER, LETTERS, PAUSE, PURGE_LETTERS,
-    RATES, REPLAY_LETTERS, RESET, RESUME, SET_RATE, STATUS, TERMS, UNSET_RATE,
+    EXPLAIN_JOB, EXPLAIN_LANE, Endpoint, FIND, FORCE_TERMS, HISTORY, LETTER, LETTERS, PAUSE, PAUSE_VALUE,
+    PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME, RESUME_VALUE, SET_RATE, SET_WEIGHT, STATUS, TERMS,
+    UNSET_RATE, UNSET_WEIGHT,
 };
 use paced::config::Role;
 use paced::store::RecordState;
@@ -119,6 +121,10 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         Route::to(&RATES, Rule::Read, (rates, api)),
         order(&SET_RATE, api),
         order(&UNSET_RATE, api),
+        order(&SET_WEIGHT, api),
+        order(&UNSET_WEIGHT, api),
+        order(&PAUSE_VALUE, api),
+        order(&RESUME_VALUE, api),
         Route::to(&CHANGES, Rule::Read, (changes, api)),
         Route::to(&TERMS, Rule::Read, (stored_terms, api)),
         order(&FORCE_TERMS, api),

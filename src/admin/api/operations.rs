@@ -232,9 +232,10 @@ impl Target<'_> {
         Ok(Done { before: String::new(), after, body })
     }
 
-    /// Changes the terms, by compare and swap. `change` returns the name of the limit.
+    /// Changes the terms, by compare and swap. `change` returns what it is about; `text` is that of the audit log.
     pub(super) async fn change_terms(
         self,
+        text: fn(&Terms, &str) -> String,
         mut change: impl FnMut(&mut Terms, Micros) -> Result<String, TermsError> + Send,
     ) -> Result<Done, Refusal> {
         let is_read = AtomicBool::new(false);
@@ -248,10 +249,10 @@ impl Target<'_> {
             let is_sent = is_read.load(Ordering::Relaxed) && refusal.status().is_server_error();
             if is_sent { refusal.or_made() } else { refusal }
         });
-        let Changed { before, after, record, output: limit, .. } = changed?;
+        let Changed { before, after, record, output: what, .. } = changed?;
         Ok(Done {
-            before: rate(&before, &limit),
-            after: rate(&after, &limit),
+            before: text(&before, &what),
+            after: text(&after, &what),
             body: view::downstream(self.name, &record, &after, &self.own),
         })
     }
@@ -382,7 +383,7 @@ fn file(terms: &Terms) -> String {
 }
 
 /// The rate of a limit as text, for the audit log.
-fn rate(terms: &Terms, limit: &str) -> String {
+pub(super) fn rate(terms: &Terms, limit: &str) -> String {
     match terms.overrides().get(limit) {
         Some(set) => match set.until {
             Some(until) => format!("{limit}: {} until {}", set.rate, words::instant(until.0 / 1000)),

@@ -10,7 +10,7 @@ use paced::terms::{Override, Replacement};
 use paced::time::Micros;
 
 use super::body::{Form, LONGEST_WITH_IDS};
-use super::operations::{Done, Target};
+use super::operations::{Done, Target, rate};
 use crate::admin::reply::Refusal;
 use crate::status::words;
 
@@ -85,7 +85,7 @@ impl Order for SetRate {
             by: Some(by.name.to_owned()),
             set_at: now,
         };
-        target.change_terms(|terms, now| terms.set_rate(self.limit.as_deref(), set(now))).await
+        target.change_terms(rate, |terms, now| terms.set_rate(self.limit.as_deref(), set(now))).await
     }
 }
 
@@ -97,7 +97,7 @@ impl Order for UnsetRate {
     }
 
     async fn carry_out(self, target: Target<'_>) -> Result<Done, Refusal> {
-        target.change_terms(|terms, _| Ok(terms.unset_rate(self.limit.as_deref())?.0)).await
+        target.change_terms(rate, |terms, _| Ok(terms.unset_rate(self.limit.as_deref())?.0)).await
     }
 }
 

@@ -10,7 +10,7 @@ use super::*;
 /// The file, and the requests whose answers it has.
 const FILE: &str = "src/admin/api/tests/wire.txt";
 const BILLING: &str = "/api/v1/downstreams/billing";
-const REQUESTS: [(&str, &str, &str); 53] = [
+const REQUESTS: [(&str, &str, &str); 58] = [
     ("GET", "", ""),
     ("GET", "/rate", ""),
     ("PUT", "/rate", r#"{"rate": "20/s", "for": "2h", "reason": "trial"}"#),
@@ -30,6 +30,10 @@ const REQUESTS: [(&str, &str, &str); 53] = [
     ("GET", "/terms", ""),
     ("POST", "/terms/force", r#"{"reason": "back"}"#),
     ("POST", "/terms/drop", "{}"),
+    ("PUT", "/values", r#"{"value": "acme", "weight": 5, "for": "2h", "reason": "trial"}"#),
+    ("POST", "/values/pause", r#"{"value": "acme"}"#),
+    ("POST", "/values/resume", r#"{"value": "acme", "reason": "they paid"}"#),
+    ("DELETE", "/values", r#"{"value": "acme"}"#),
     // What is refused.
     ("GET", "/../other", ""),
     ("GET", "/../other/status", ""),
@@ -49,6 +53,7 @@ const REQUESTS: [(&str, &str, &str); 53] = [
     ("PUT", "/rate", r#"{"rate": "20/s", "until": 5}"#),
     ("PUT", "/rate", r#"{"rate": "20/s", "limit": "x"}"#),
     ("DELETE", "/rate", r#"{"rate": "20/s"}"#),
+    ("PUT", "/values", r#"{"value": "acme", "weight": 0}"#),
     ("POST", "/pause", r#"{"for": "0s"}"#),
     ("POST", "/pause", r#"{"for": "10 min"}"#),
     ("POST", "/pause", r#"{"for": 10}"#),
