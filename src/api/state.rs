@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::values::SetValue;
 use super::{Millis, Override, Pause, Penalty};
 use crate::text;
 
@@ -110,6 +111,9 @@ pub struct Terms {
     pub limits: Vec<Limit>,
     /// The rates that operators set.
     pub overrides: Vec<Override>,
+    /// The pauses and weights that operators set for values of the part by which lanes share, pauses first; at most a hundred.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<SetValue>,
     /// The pause of an operator.
     pub pause: Option<Pause>,
     /// The pause that the API asked for.
@@ -342,6 +346,7 @@ mod tests {
         r#""limits":[{"name":"l","algorithm":"gcra","rate":"5/s","file_rate":"6/s","remaining":1,"of":2,"whole_at":3},"#,
         r#"{"name":"m","algorithm":"leaky-bucket","rate":"7/s"}],"#,
         r#""overrides":[{"limit":"l","rate":"5/s","until":null,"reason":"r","by":"127.0.0.1","set_at":4}],"#,
+        r#""values":[{"value":"acme","weight":5,"until":null,"reason":null,"by":"ops","set_at":29}],"#,
         r#""pause":{"until":5,"reason":null,"by":"127.0.0.1","at":6},"penalty":{"until":7},"#,
         r#""binding":{"reason":"limit","limit":"l","since":8,"until":9,"text":"the limit l (5/s)"},"#,
         r#""waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6,"queued":7,"parked":-8,"dead":9,"#,

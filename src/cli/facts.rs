@@ -22,6 +22,7 @@ pub(super) fn of(downstream: &Downstream, now: i64) -> Vec<Fact> {
     facts.extend(limits::limits(downstream, now));
     facts.extend(limits::margin(downstream, now));
     facts.extend(overrides(downstream));
+    facts.extend(values(downstream));
     facts.extend(jobs(downstream));
     facts.extend(parked::parked(downstream));
     facts.extend(lanes(downstream, now));
@@ -120,6 +121,16 @@ fn overrides(downstream: &Downstream) -> impl Iterator<Item = Fact> {
         let (limit, rate, since) = (&set.limit, &set.rate, at(set.set_at));
         let (end, reason) = (until(set.until), because(set.reason.as_ref()));
         ("override", format!("{limit} {rate} by {by} since {since}{end}{reason}"))
+    })
+}
+
+/// What operators set for values of the part by which lanes share.
+fn values(downstream: &Downstream) -> impl Iterator<Item = Fact> {
+    downstream.terms.values.iter().map(|set| {
+        let what = set.weight.map_or_else(|| "paused".to_owned(), |weight| format!("weight {weight}"));
+        let by = set.by.as_deref().unwrap_or("an operator");
+        let (end, reason) = (until(set.until), because(set.reason.as_ref()));
+        ("tenant", format!("{}: {what} by {by} since {}{end}{reason}", set.value, at(set.set_at)))
     })
 }
 
@@ -311,7 +322,11 @@ mod tests {
             "waiting": 0, "delayed": 0, "retrying": 0, "held": 0, "sending": 0, "settling": 0,
             "binding": {"reason": "paused", "since": 0, "text": "paused"},
             "pause": {"by": "ops", "reason": "main\u001b[2Jtenance", "at": 60000},
-            "overrides": [{"limit": "pace", "rate": "20/s", "until": 120000, "by": "ops", "set_at": 0}]
+            "overrides": [{"limit": "pace", "rate": "20/s", "until": 120000, "by": "ops", "set_at": 0}],
+            "values": [
+                {"value": "acme", "by": "ops", "reason": "they asked", "set_at": 0},
+                {"value": "b", "weight": 5, "until": 120000, "set_at": 0}
+            ]
         }"#;
         let facts = of(&serde_json::from_str(json).unwrap(), 120_000);
         let fact = |title: &str| facts.iter().find(|fact| fact.0 == title).unwrap().1.clone();
@@ -319,6 +334,15 @@ mod tests {
         assert_eq!(
             fact("override"),
             "pace 20/s by ops since 1970-01-01 00:00:00 UTC until 1970-01-01 00:02:00 UTC"
+        );
+        let tenants: Vec<&str> =
+            facts.iter().filter(|fact| fact.0 == "tenant").map(|fact| fact.1.as_str()).collect();
+        assert_eq!(
+            tenants,
+            [
+                "acme: paused by ops since 1970-01-01 00:00:00 UTC: they asked",
+                "b: weight 5 by an operator since 1970-01-01 00:00:00 UTC until 1970-01-01 00:02:00 UTC",
+            ]
         );
     }
 }

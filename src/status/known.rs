@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use paced::api::state::{Binding, Downstream, Limit, Orphan, Silent};
+use paced::api::values::SetValue;
 use paced::api::{Millis, Override, Pause};
 use paced::dispatch::{self, Snapshot};
 use paced::failpoint;
@@ -79,6 +80,7 @@ pub(super) struct Record {
 struct InForce {
     limits: Vec<Limit>,
     overrides: Vec<Override>,
+    values: Vec<SetValue>,
     fingerprint: u64,
 }
 
@@ -178,6 +180,7 @@ impl Known {
         let Some(in_force) = &record.in_force else { return };
         downstream.terms.limits.clone_from(&in_force.limits);
         downstream.terms.overrides.clone_from(&in_force.overrides);
+        downstream.terms.values.clone_from(&in_force.values);
         let left = self.left.of(&name).filter(|(at, _)| is_fresh(*at) && at.elapsed() <= MAX_RECORD_AGE);
         let left = left.map(|(_, left)| left).unwrap_or_default();
         for limit in &mut downstream.terms.limits {
@@ -257,7 +260,8 @@ fn in_force(record: &RecordState) -> Option<InForce> {
         all.extend(file.map(|file| of(in_force, file, limits.len())).unwrap_or_default());
     }
     let overrides = record::overrides(&terms, record.now).collect();
-    Some(InForce { limits: all, overrides, fingerprint: terms.fingerprint() })
+    let values = record::first_values(&terms, record.now);
+    Some(InForce { limits: all, overrides, values, fingerprint: terms.fingerprint() })
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
-//! The pauses and overrides of a downstream, as its record has them.
+//! The pauses and overrides of a downstream, and what is set for values of its lanes, as its record has them.
 
+use paced::api::values::SetValue;
 use paced::api::{Override, Pause, Penalty};
 use paced::store::RecordState;
-use paced::terms::Terms;
+use paced::terms::{self, Terms};
 use paced::time::Micros;
 use serde::Serialize;
 use serde_json::Value;
+
+/// The most values of lanes of which the state has what is set: it is sent each second.
+const MAX_VALUES: usize = 100;
 
 /// The note that the store keeps with the pause of an operator. It may be of another version of paced.
 #[derive(Clone, Debug, Serialize)]
@@ -43,4 +47,31 @@ pub(crate) fn overrides(terms: &Terms, now: Micros) -> impl Iterator<Item = Over
         by: set.by.clone(),
         set_at: set.set_at.0 / 1000,
     })
+}
+
+/// What is set for values of the part by which lanes share, and has not ended by `now`: the weights, and then the pauses.
+pub(crate) fn values(terms: &Terms, now: Micros) -> Vec<SetValue> {
+    let values = terms.values();
+    let weights = values.weights().iter().map(|(value, set)| shown(value, Some(set.to), set));
+    let pauses = values.pauses().iter().map(|(value, set)| shown(value, None, set));
+    weights.chain(pauses).filter(|set| set.until.is_none_or(|until| now.0 / 1000 < until)).collect()
+}
+
+/// The first of these, pauses before weights.
+pub(crate) fn first_values(terms: &Terms, now: Micros) -> Vec<SetValue> {
+    let mut values = values(terms, now);
+    values.sort_by_key(|set| set.weight.is_some());
+    values.truncate(MAX_VALUES);
+    values
+}
+
+fn shown<T>(value: &str, weight: Option<u32>, set: &terms::SetValue<T>) -> SetValue {
+    SetValue {
+        value: value.to_owned(),
+        weight,
+        until: set.until.map(|until| until.0 / 1000),
+        reason: set.reason.clone(),
+        by: set.by.clone(),
+        set_at: set.set_at.0 / 1000,
+    }
 }

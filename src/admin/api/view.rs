@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use paced::api::values::SetValue;
 use paced::api::{Downstream, File, Limit, Millis, Pause, Rates, SetOverride, Source, StoredTerms};
 use paced::limit::{self, LimitSet};
 use paced::store::RecordState;
-use paced::terms::{self, Origin, Replica, Terms, algorithm, rate_text};
+use paced::terms::{Origin, Replica, Terms, algorithm, rate_text};
 use paced::time::Micros;
 
 use crate::status::record;
@@ -32,7 +31,7 @@ pub(super) fn downstream(name: &str, record: &RecordState, terms: &Terms, own: &
         paused: pause.is_some() || penalty.is_some(),
         pause,
         penalty,
-        values: values(terms, record.now),
+        values: record::values(terms, record.now),
         ..Downstream::default()
     }
 }
@@ -92,25 +91,6 @@ pub(super) fn rates(name: &str, record: &RecordState, terms: &Terms, own: &Terms
         plans,
         overrides: overrides.collect(),
         own_limits: (!own.has_limits_of(terms)).then(|| file_limits(own)),
-    }
-}
-
-/// What is set for values and has not ended by `now`: the weights, and then the pauses.
-fn values(terms: &Terms, now: Micros) -> Vec<SetValue> {
-    let values = terms.values();
-    let weights = values.weights().iter().map(|(value, set)| shown(value, Some(set.to), set));
-    let pauses = values.pauses().iter().map(|(value, set)| shown(value, None, set));
-    weights.chain(pauses).filter(|set| set.until.is_none_or(|until| millis(now) < until)).collect()
-}
-
-fn shown<T>(value: &str, weight: Option<u32>, set: &terms::SetValue<T>) -> SetValue {
-    SetValue {
-        value: value.to_owned(),
-        weight,
-        until: set.until.map(millis),
-        reason: set.reason.clone(),
-        by: set.by.clone(),
-        set_at: millis(set.set_at),
     }
 }
 

@@ -27,6 +27,9 @@ const FAILING = { word: "failing", tone: "bad" };
 /** For how long a count is shown that has become 0, in ms: many are 0 at times, and all others would move. */
 const KEPT = 10_000;
 
+/** How many tenants are named for which an operator set something. */
+const MOST_VALUES = 10;
+
 const COUNTS = ["waiting", "queued", "delayed", "retrying", "parked", "held", "sending", "settling"];
 
 /** The state of a downstream: a `word`, and a `tone` (quiet, plain, warn or bad). */
@@ -309,7 +312,7 @@ function throughText(at, now) {
 }
 
 /** What an operator must know of a downstream beyond what binds it: `{ key, tone, text }`, and `limit` if a rate is set. */
-function notesOf({ failing, pause, penalty, overrides }) {
+function notesOf({ failing, pause, penalty, overrides, values }) {
   const notes = [];
   if (failing) {
     const { since, detail } = failing;
@@ -328,6 +331,13 @@ function notesOf({ failing, pause, penalty, overrides }) {
     const { limit, rate, until, set_at: at } = set;
     const text = `The rate of ${limit} was set to ${rate} at ${clock(at)}${byWhom(set)}, ${untilWhen(until, "it is unset")}.${why(set)}`;
     notes.push({ key: `override ${limit}`, tone: "plain", text, limit });
+  }
+  for (const set of (values ?? []).slice(0, MOST_VALUES)) {
+    const { value, weight, until, set_at: at } = set;
+    const what = weight == null ? "is paused" : `has the weight ${weight}`;
+    const end = untilWhen(until, weight == null ? "it is resumed" : "it is unset");
+    const text = `Tenant ${value || "without a name"} ${what}, since ${clock(at)}${byWhom(set)}, ${end}.${why(set)}`;
+    notes.push({ key: `value ${weight == null} ${value}`, tone: weight == null ? "warn" : "plain", text });
   }
   return notes;
 }
