@@ -19,10 +19,10 @@ use super::topology::short;
 use super::window::Unsettled;
 use crate::lock::lock;
 
-/// The most settled deliveries that are written at once.
+/// The most settlements that are written together.
 const GROUP: usize = 64;
 
-/// A settled delivery waits no longer than this for its group.
+/// A settlement waits no longer than this for its group.
 const LINGER: Duration = Duration::from_millis(10);
 
 /// Owns a consuming channel: when the last handle is dropped, the channel closes, and the broker requeues what is
@@ -82,13 +82,13 @@ impl Acker {
         }
     }
 
-    /// Writes all settlements, and waits until the queue has processed them. Nothing may be consumed on the channel any
-    /// more.
+    /// Writes all settlements, and waits until the queue has processed them. The caller consumes nothing on the
+    /// channel afterwards.
     ///
-    /// The broker's channel passes some 32 acks and give-backs at a time to a quorum queue; the rest waits in the
-    /// channel, and is lost when that closes. Consuming and cancelling are both answered by the queue itself: the first
-    /// when it has processed what was passed to it, the second when it has processed what waited until then. One job at
-    /// most is delivered meanwhile; it goes back with the channel.
+    /// The broker's channel passes some 32 acks and give-backs at a time to a quorum queue. The rest waits in the
+    /// channel, and is lost when the channel closes. The queue itself answers a consume and a cancel: the consume
+    /// when it has processed what was passed to it, the cancel when it has processed what waited until then.
+    /// Meanwhile the broker delivers one job at most, which returns to the queue when the channel closes.
     ///
     /// Cancel safe.
     ///
@@ -126,8 +126,8 @@ impl Acker {
 
     /// Writes the settlements, under the lock, since the frames must be written in order.
     ///
-    /// The first poll queues the frame; the rest of the future only waits until it has left. An error
-    /// means that the channel is gone, and then all its deliveries come again anyway.
+    /// The first poll queues the frame; the rest of the future only waits until the frame has left. An error means
+    /// that the channel is gone, and then the broker delivers all its messages again.
     fn write(&self, state: &mut State) {
         for frame in state.tags.flush() {
             let _ = match frame {

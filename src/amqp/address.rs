@@ -10,7 +10,7 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use crate::files::{FreshSecret, ReadSecret};
 use crate::tls::Tls;
 
-/// How long is waited for the file of the URL.
+/// The time-out for reading the file of the URL.
 const LONGEST_READ: Duration = Duration::from_secs(2);
 
 /// The seconds between heartbeats unless the URL sets them: a dead peer is noticed after twice that time.
@@ -19,15 +19,15 @@ const HEARTBEAT: u16 = 10;
 /// The longest short string of AMQP 0-9-1, in bytes.
 pub(super) const SHORT: usize = 255;
 
-/// A broker's address with its credentials, which are never shown. It may have several hosts, the nodes of a cluster: each
-/// connection goes to one of them.
+/// A broker's address with its credentials, which are never shown. It may have several hosts, the nodes of a cluster:
+/// each connection uses one of them.
 #[derive(Clone)]
 pub struct Address {
     /// The URL, with the first host.
     uri: AMQPUri,
     /// The further hosts, with their ports.
     others: Vec<(String, u16)>,
-    /// What a connection over TLS is opened with; `None` where the URL has no TLS.
+    /// The TLS settings of connections; `None` where the URL has no TLS.
     tls: Option<Tls>,
     /// The URL as it is now, where it has a file.
     url: Option<Arc<FreshSecret>>,
@@ -39,16 +39,16 @@ pub struct Address {
 pub struct AddressError(String);
 
 impl Address {
-    /// The same address, with this TLS instead of that which trusts the system's authorities. A URL with `amqp` stays
-    /// without TLS.
+    /// The same address, with these TLS settings instead of the default, which trusts the system's authorities. A URL
+    /// with `amqp` stays without TLS.
     #[must_use]
     pub fn with_tls(mut self, tls: Tls) -> Self {
         self.tls = self.tls.map(|_| tls);
         self
     }
 
-    /// The same address, whose URL, now this one, is read again for each connection: the user and the password are taken
-    /// from it.
+    /// The same address with a source for its URL, which has this URL now: each connection reads the user and the
+    /// password from it again.
     #[must_use]
     pub fn reading_login_again(mut self, url: &str, read: ReadSecret) -> Self {
         self.url = Some(Arc::new(FreshSecret::new("amqp.url", url.to_owned(), read)));
@@ -86,7 +86,7 @@ impl Address {
         hosts.map(alone).collect()
     }
 
-    /// What connections over TLS are opened with; `None` where the URL has no TLS.
+    /// The TLS settings of connections; `None` where the URL has no TLS.
     pub const fn tls(&self) -> Option<&Tls> {
         self.tls.as_ref()
     }

@@ -1,5 +1,5 @@
-//! Decides which bodies of deliveries are taken in: those of downstreams that hold less than they may. The guard cuts the
-//! others as they arrive, and they are given back unread.
+//! Decides which bodies of deliveries are accepted: those of downstreams that hold less than their allowance. The
+//! guard cuts the others as they arrive, and their messages are given back unread.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +13,10 @@ use crate::lock::lock;
 /// Which messages of a queue may be given back because there is no room for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GiveBack {
-    /// All of them: the queue has no limit that would be reached.
+    /// All of them: no limit of the queue counts returns.
     All,
-    /// Those that were never given back before, and others only where much too many bytes are held. The queue may count how
-    /// often a message comes back, and drop it or dead-letter it.
+    /// Messages that were never given back before; others only where the downstream holds twice its allowance. The
+    /// queue may count how often a message comes back, and drop or dead-letter it.
     New,
     /// None: the queue drops or dead-letters a message that comes back once, or would deliver it again at once.
     None,
@@ -30,23 +30,24 @@ pub(super) struct Admissions {
     cut: AtomicU64,
 }
 
-/// What comes over a channel.
+/// What a channel delivers.
 #[derive(Debug)]
 enum Channel {
-    /// Jobs, while there is somebody who takes them.
+    /// Jobs, while their consumers exist.
     Jobs(Weak<Admission>),
-    /// Messages whose properties are wanted alone.
+    /// Messages of which only the properties are read.
     Heads,
 }
 
-/// The consumers of one channel. When dropped, nobody takes what still comes for them.
+/// The consumers of one channel. Once this is dropped, nobody takes what the broker still delivers to them.
 #[derive(Debug)]
 pub(super) struct Admission {
     account: Arc<Account>,
     gives_back: GiveBack,
     /// The bytes that were counted for messages that have not been handed on yet.
     arriving: AtomicU64,
-    /// The bytes that are counted for messages which were asked for again: nobody else asks for the room that they need.
+    /// The bytes that are counted for messages which were requested again, so that no other downstream requests their
+    /// room.
     reserved: AtomicU64,
 }
 
@@ -65,7 +66,7 @@ impl Admissions {
         lock(&self.channels).insert(channel, Channel::Heads);
     }
 
-    /// A number that rises while bodies are cut: answers of the broker may be behind them.
+    /// A number that rises while bodies are cut. An answer of the broker may wait behind these bodies.
     pub(super) fn progress(&self) -> u64 {
         self.cut.load(Ordering::Relaxed)
     }

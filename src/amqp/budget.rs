@@ -1,9 +1,9 @@
 //! The bytes of messages that are held in memory, by each downstream and by the process.
 //!
-//! Half of the process's bytes is divided evenly: no downstream whose jobs cannot be released takes that part from
-//! another. The other half is for the downstreams that need it first. A message is taken in while its downstream holds less
-//! than it may, however long the message is. So the sum never exceeds the process's bytes, but for one message of every
-//! downstream.
+//! Half of the process's bytes is divided evenly, so that a downstream whose jobs cannot be released takes nothing of
+//! another one's part. The other half is for the downstreams that need it first. A message is accepted while its
+//! downstream holds less than its allowance, however long the message is. So the sum exceeds the process's bytes by
+//! one message of every downstream at most.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::lock::lock;
 
-/// The pool is divided into this many parts. When a part becomes free, all downstreams are told.
+/// The pool is divided into this many parts. When a part becomes free, all downstreams are notified.
 const POOL_STEPS: u64 = 256;
 
 /// The budget that the downstreams of one process share. It is divided anew whenever one of them comes or goes.
@@ -43,7 +43,7 @@ pub(super) struct Account {
 #[derive(Clone, Copy, Debug, Default)]
 struct Own {
     held: u64,
-    /// The bytes that it may hold whatever the others do; at most [`Account::most`].
+    /// The bytes that it may hold regardless of the others; at most [`Account::most`].
     fair: u64,
 }
 
@@ -123,8 +123,8 @@ impl Account {
         self.budget.borrowed.fetch_add(own.beyond() - before, Ordering::SeqCst);
     }
 
-    /// Counts bytes as held no more, and tells nobody. Returns how many bytes of the pool were in use before, and how many
-    /// of these were removed.
+    /// Subtracts bytes from those that are held, and notifies nobody. Returns how many bytes of the pool were in use
+    /// before, and how many of these were removed.
     pub(super) fn remove(&self, bytes: u64) -> (u64, u64) {
         let mut own = lock(&self.own);
         let before = own.beyond();
@@ -133,7 +133,7 @@ impl Account {
         (self.budget.borrowed.fetch_sub(returned, Ordering::SeqCst), returned)
     }
 
-    /// Sets the bytes that it may hold whatever the others do.
+    /// Sets the bytes that it may hold regardless of the others.
     fn set_fair(&self, fair: u64) {
         let mut own = lock(&self.own);
         let before = own.beyond();
@@ -146,13 +146,13 @@ impl Account {
         }
     }
 
-    /// Counts bytes as held no more, and tells those who wait for them.
+    /// Subtracts bytes from those that are held, and notifies those who wait for them.
     pub(super) fn free(&self, bytes: u64) {
         let (borrowed, returned) = self.remove(bytes);
         let budget = &self.budget;
         self.freed.send_replace(());
-        // Others wait for the pool only while little of it is left: less than what is in transit to them. There may be a
-        // thousand of them, and many short messages.
+        // Others wait for the pool only while little of it is left: less than what is in transit to them. A
+        // notification for each message would be costly: there may be a thousand downstreams, and many short messages.
         let pool = budget.pool.load(Ordering::SeqCst);
         let step = (pool / POOL_STEPS).max(1);
         let has_stepped = borrowed / step != borrowed.saturating_sub(returned) / step;
@@ -173,27 +173,27 @@ impl Account {
         self.use_now().0
     }
 
-    /// The bytes that are left of the allowance. While there are any, a message is taken in, however long it is.
+    /// The bytes that are left of the allowance. While there are any, a message is accepted, however long it is.
     pub(super) fn left(&self) -> u64 {
         let (allowance, held) = self.use_now();
         allowance.saturating_sub(held)
     }
 
-    /// The most messages that can be held at present, if so many are, by what these take on average, and by the `size` of
-    /// those that come. At least 1.
+    /// The most messages that can be held at present, at least 1. It is estimated twice, by the average of the
+    /// `messages` that are held and by the `size` of those that arrive; the lower estimate counts.
     pub(super) fn most(&self, messages: u64, size: u64) -> u64 {
         let (allowance, held) = self.use_now();
         let alike = messages.saturating_mul(allowance).div_ceil(held.max(1));
         allowance.div_ceil(size.max(1)).min(alike).max(1)
     }
 
-    /// True where this downstream holds twice as much as it may.
+    /// True where this downstream holds twice its allowance.
     pub(super) fn is_far_beyond(&self) -> bool {
         let (allowance, held) = self.use_now();
         held / 2 >= allowance
     }
 
-    /// True where this downstream holds as much as it may.
+    /// True where this downstream holds all of its allowance.
     pub(super) fn is_full(&self) -> bool {
         self.left() == 0
     }

@@ -18,27 +18,27 @@ type Idle = Arc<Mutex<Vec<Channel>>>;
 #[derive(Debug)]
 pub(super) struct Channels {
     idle: Idle,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-/// A channel that nobody else uses. Dropped, it is kept for others, so that nothing may be outstanding then.
+/// A channel that nobody else uses. Once dropped it is kept for others, so no publish may be outstanding then.
 #[derive(Debug)]
 pub(super) struct Pooled {
     pub(super) channel: Channel,
     idle: Idle,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Channels {
     pub(super) fn new(connection: &Connection) -> Self {
-        let places = usize::from(connection.configuration().channel_max() / 2).max(1);
-        Self { idle: Idle::default(), places: Arc::new(Semaphore::new(places)) }
+        let permits = usize::from(connection.configuration().channel_max() / 2).max(1);
+        Self { idle: Idle::default(), permits: Arc::new(Semaphore::new(permits)) }
     }
 
     /// Takes a channel of the connection whose publishes are confirmed; waits while too many are in use.
     pub(super) async fn take(&self, connection: &Connection) -> Result<Pooled, Error> {
         let closed = |_| Error::Failed { what: "opening a channel".to_owned(), detail: String::new() };
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(closed)?;
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(closed)?;
         let idle = {
             let mut idle = lock(&self.idle);
             std::iter::from_fn(|| idle.pop()).find(|channel| channel.status().connected())
@@ -47,7 +47,7 @@ impl Channels {
             Some(channel) => channel,
             None => confirming(connection).await?,
         };
-        Ok(Pooled { channel, idle: Arc::clone(&self.idle), _place: place })
+        Ok(Pooled { channel, idle: Arc::clone(&self.idle), _permit: permit })
     }
 }
 

@@ -82,7 +82,7 @@ pub enum Warning {
     },
     /// The user may not inspect an exchange or queue that paced could work without.
     #[error(
-        "not allowed to look at {name}: {detail}; paced works without, but what is missing there shows only when it is \
+        "not allowed to inspect {name}: {detail}; paced works without, but what is missing there shows only when it is \
          needed; grant the user the rights that docs/rabbitmq.md lists"
     )]
     MayNotLook {
@@ -103,7 +103,7 @@ pub enum Warning {
     /// Jobs cannot be parked, since something for that is missing that `run` does not declare.
     #[error(
         "jobs that must wait for long cannot be parked, and are held before others: there is no {}, or the user may not \
-         look at it; create what docs/parking.md lists, or let paced declare it with amqp.declare = true",
+         inspect it; create what docs/parking.md lists, or let paced declare it with amqp.declare = true",
         missing.join(", ")
     )]
     NoParking {
@@ -113,7 +113,7 @@ pub enum Warning {
     /// Some of the queues are missing in which jobs of a downstream wait for a limit, and that `run` does not declare.
     #[error(
         "jobs of downstream {downstream} that wait for a limit do not come back sooner when it changes: there is no {}, or \
-         the user may not look at it; create what docs/parking.md lists, or delete all paced.wait queues of the downstream",
+         the user may not inspect it; create what docs/parking.md lists, or delete all paced.wait queues of the downstream",
         missing.join(", ")
     )]
     SomeWaitsMissing {
@@ -154,7 +154,7 @@ pub async fn check_online(options: &Options) -> Findings {
     for thing in &things {
         match inspect(&connection, thing).await {
             Ok(()) => {
-                // One that is declared by others has no arguments here.
+                // A queue that others declare has no arguments here.
                 let differs = warn_of_arguments(&connection, thing).await;
                 let own = thing.own.as_ref().filter(|_| differs.is_some());
                 if let Some(downstream) = thing.foreign.as_ref().or(own) {
@@ -258,7 +258,7 @@ fn things(options: &Options) -> Vec<Thing> {
         let home = Thing::queue(names.home_queue(&downstream.name), declared).for_parking();
         things.push(home.with(home_arguments(&names, &downstream.name)));
     }
-    // Where they are declared, they are so on first use.
+    // Where paced declares them, it does so on first use.
     for rung in Rung::all().filter(|_| !declared) {
         things.push(Thing::exchange(names.park(rung).name, false).for_parking());
         things.push(Thing::queue(names.park(rung).name, false).for_parking());
@@ -285,7 +285,7 @@ async fn warn_of_waits(connection: &Connection, options: &Options, downstream: &
         for thing in [Thing::exchange(name.clone(), false), Thing::queue(name.clone(), false)] {
             match inspect(connection, &thing).await {
                 Ok(()) => {}
-                // Without the first one none is used.
+                // If the first one is missing, none of them is used.
                 Err(Error::NotFound { .. }) if n == 0 && thing.is_exchange => return None,
                 Err(Error::NotFound { .. } | Error::Refused { .. }) => missing.push(thing.name),
                 Err(_) => return None,

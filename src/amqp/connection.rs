@@ -26,7 +26,7 @@ pub(super) const ANSWER: Duration = Duration::from_secs(10);
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_MS: u32 = 20_000;
 
-/// A connection or consumer that held for this long is replaced without a wait.
+/// A connection or consumer that lasted this long is replaced without a wait.
 pub(super) const STABLE: Duration = Duration::from_secs(10);
 
 /// The state of a connection attempt, with what is needed to close a socket that lapin owns.
@@ -40,8 +40,8 @@ enum Attempt {
     Abandoned,
 }
 
-/// Connects once, to whichever node and address answers first. `admit`, if there is one, decides which bodies of deliveries
-/// are taken in.
+/// Connects once, to the first node and address that answers. `admit`, if there is one, decides which bodies of
+/// deliveries are accepted.
 ///
 /// Cancel safe: a dropped future closes what it opened.
 pub(super) async fn connect(
@@ -58,7 +58,7 @@ pub(super) async fn connect(
     nodes::first(attempts, Error::is_unauthorized, by).await.unwrap_or_else(|| Err(unanswered(&address)))
 }
 
-/// Connects to whichever address of a host answers first, up to this instant.
+/// Connects to the first address of a host that answers, until this instant.
 async fn connect_to_host(
     host: Address,
     purpose: &str,
@@ -79,7 +79,7 @@ fn unanswered(address: &Address) -> Error {
     Error::Unreachable { address: address.to_string(), detail: "no answer in time".to_owned() }
 }
 
-/// Connects to a host at this address of it.
+/// Connects to one address of a host.
 async fn connect_to(
     address: &Address,
     at: SocketAddr,
@@ -91,7 +91,7 @@ async fn connect_to(
     if guard::IS_OFF {
         tracing::error!("built for a benchmark: one malformed message can end this process");
     }
-    // The sockets are opened on this runtime, whatever thread lapin does that in, and passed to lapin guarded.
+    // The sockets are opened on this runtime, although lapin has a thread of its own. lapin receives them guarded.
     let runtime = async_rs::Runtime::tokio_current();
     let guard = CutUnlessTaken::default();
     let attempt = Arc::clone(&guard.0);

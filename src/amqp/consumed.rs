@@ -19,8 +19,8 @@ use crate::lock::lock;
 #[derive(Debug)]
 pub(super) struct Consumed {
     pub(super) downstream: Downstream,
-    /// Its place among all, which decides over which connection it is consumed.
-    pub(super) place: usize,
+    /// Its index among all, which decides over which connection it is consumed.
+    pub(super) index: usize,
     /// Whether it is consumed.
     pub(super) attached: watch::Sender<bool>,
     /// The account of the bytes that it holds.
@@ -51,7 +51,7 @@ impl Running {
         }
         let mut flushed = true;
         {
-            let _place = gate.enter().await;
+            let _permit = gate.enter().await;
             for slot in &slots {
                 flushed &= flush(slot).await;
             }
@@ -73,15 +73,15 @@ pub(super) struct Consumers {
 #[derive(Debug, Default)]
 struct State {
     all: BTreeMap<String, Consumed>,
-    /// The places that were taken and are free again. They are taken first, so that no more connections are opened than the
+    /// The indices that were taken and are free again. They are taken first, so that no more connections are opened than the
     /// most downstreams at a time have needed.
     free: BTreeSet<usize>,
-    /// The first place that was never taken.
+    /// The first index that was never taken.
     unused: usize,
 }
 
 impl State {
-    fn place(&mut self) -> usize {
+    fn index(&mut self) -> usize {
         self.free.pop_first().unwrap_or_else(|| {
             self.unused += 1;
             self.unused - 1
@@ -117,9 +117,9 @@ impl Consumers {
         let accounts = self.budget.open(&most);
         let mut attachments = lock(&self.attached);
         for (downstream, account) in downstreams.iter().cloned().zip(accounts) {
-            let (name, place, attached) = (downstream.name.clone(), state.place(), watch::Sender::new(false));
+            let (name, index, attached) = (downstream.name.clone(), state.index(), watch::Sender::new(false));
             attachments.insert(name.clone(), attached.subscribe());
-            state.all.insert(name, Consumed { downstream, place, attached, account, running: None });
+            state.all.insert(name, Consumed { downstream, index, attached, account, running: None });
         }
     }
 
@@ -143,7 +143,7 @@ impl Consumers {
         Ok(started)
     }
 
-    /// Takes a downstream out, whose place stays taken until it is released.
+    /// Takes a downstream out, whose index stays taken until it is released.
     pub(super) fn take(&self, name: &str) -> Option<Consumed> {
         let consumed = lock(&self.state).all.remove(name)?;
         lock(&self.attached).remove(name);
@@ -151,9 +151,9 @@ impl Consumers {
         Some(consumed)
     }
 
-    /// Has another downstream take this place.
-    pub(super) fn release(&self, place: usize) {
-        lock(&self.state).free.insert(place);
+    /// Lets another downstream take this index.
+    pub(super) fn release(&self, index: usize) {
+        lock(&self.state).free.insert(index);
     }
 
     /// Waits until every downstream is consumed. Cancel safe.
@@ -192,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn places_that_are_free_again_are_taken_first() {
+    fn indices_that_are_free_again_are_taken_first() {
         let consumers = Consumers::new(256, &["a", "b", "c"].map(downstream));
-        let take = |name: &str| consumers.take(name).map(|consumed| consumed.place);
+        let take = |name: &str| consumers.take(name).map(|consumed| consumed.index);
         let add = |name: &str| consumers.add(&[downstream(name)]).is_ok();
         assert_eq!((take("b"), take("b"), add("a")), (Some(1), None, false));
         assert!(add("d"));
-        assert_eq!(take("d"), Some(3), "the place of one that ends is not free yet");
+        assert_eq!(take("d"), Some(3), "the index of one that ends is not free yet");
         consumers.release(3);
         consumers.release(1);
         assert!(add("e") && add("f") && add("g"));

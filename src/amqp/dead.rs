@@ -17,15 +17,15 @@ use crate::failpoint;
 use crate::shaper::Shaper;
 use crate::time::{Micros, wall_now};
 use held::HeldLetters;
-use place::Place;
+use letter_queue::LetterQueue;
 
 pub use letter_view::{Filter, Letter};
 pub use replay::Replay;
 
 mod held;
+mod letter_queue;
 mod letter_view;
 mod limit;
-mod place;
 mod replay;
 
 /// How often, and how far apart, the queue is polled for letters to return: five seconds at most, since others may
@@ -37,7 +37,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct DeadLetters {
     options: Options,
-    place: Place,
+    letter_queue: LetterQueue,
     consuming: Connection,
     /// Whether letters come with their bodies.
     has_bodies: bool,
@@ -48,14 +48,14 @@ pub struct DeadLetters {
 pub struct Scan {
     /// Only letters that match; the others stay as they are.
     pub filter: Filter,
-    /// Ends after so many letters that matched.
+    /// Ends after this many letters that matched.
     pub limit: Option<u32>,
-    /// Examines only so many letters, from the oldest one on. Unless set, these are all that are there at the start.
+    /// Examines only this many letters, from the oldest one on. The default is the number of letters at the start.
     pub first: Option<u32>,
-    /// Passes over letters whose `paced-dead-at` is later than this instant of the wall clock. Letters without it count as
+    /// Skips letters whose `paced-dead-at` is later than this instant of the wall clock. Letters without it count as
     /// older: the broker dead-lettered them.
     pub died_until: Option<Micros>,
-    /// When cancelled, ends after the letter at hand.
+    /// When cancelled, the scan ends after the current letter.
     pub stop: CancellationToken,
 }
 
@@ -78,9 +78,9 @@ pub struct Tally {
     pub stopped: bool,
 }
 
-/// What becomes of a letter that matched.
+/// The decision about a letter that matched.
 enum Verdict {
-    /// It stays, and is done with.
+    /// It stays, and counts as done.
     Stays,
     /// It is removed.
     Goes,
@@ -96,8 +96,8 @@ impl DeadLetters {
     /// # Errors
     /// Any error of connecting, without a retry. The options have no such downstream.
     pub async fn open(options: &Options, downstream: &str) -> Result<Self, Error> {
-        let place = Place::Dead(options.downstream(downstream)?.clone());
-        Self::connect(options, place, true).await
+        let letter_queue = LetterQueue::Dead(options.downstream(downstream)?.clone());
+        Self::connect(options, letter_queue, true).await
     }
 
     /// Connects as [`DeadLetters::open`] does, or without a name as [`DeadLetters::open_unroutable`] does, and reads no
@@ -109,11 +109,11 @@ impl DeadLetters {
     /// # Errors
     /// Any error of connecting, without a retry. The options have no such downstream.
     pub async fn open_heads(options: &Options, downstream: Option<&str>) -> Result<Self, Error> {
-        let place = match downstream {
-            Some(downstream) => Place::Dead(options.downstream(downstream)?.clone()),
-            None => Place::Unroutable,
+        let letter_queue = match downstream {
+            Some(downstream) => LetterQueue::Dead(options.downstream(downstream)?.clone()),
+            None => LetterQueue::Unroutable,
         };
-        Self::connect(options, place, false).await
+        Self::connect(options, letter_queue, false).await
     }
 
     /// Connects to the messages that reached no downstream's queue. Nothing is ever declared.
@@ -123,7 +123,7 @@ impl DeadLetters {
     /// # Errors
     /// Any error of connecting, without a retry.
     pub async fn open_unroutable(options: &Options) -> Result<Self, Error> {
-        Self::connect(options, Place::Unroutable, true).await
+        Self::connect(options, LetterQueue::Unroutable, true).await
     }
 
     /// Connects to the jobs that lie in a queue of a downstream that no replica serves. Nothing is ever declared.
@@ -133,13 +133,13 @@ impl DeadLetters {
     /// # Errors
     /// Any error of connecting, without a retry.
     pub async fn open_jobs(options: &Options, queue: String) -> Result<Self, Error> {
-        Self::connect(options, Place::Jobs(queue), true).await
+        Self::connect(options, LetterQueue::Jobs(queue), true).await
     }
 
-    async fn connect(options: &Options, place: Place, has_bodies: bool) -> Result<Self, Error> {
+    async fn connect(options: &Options, letter_queue: LetterQueue, has_bodies: bool) -> Result<Self, Error> {
         let admit = (!has_bodies).then(|| Arc::new(HeadsOnly) as Arc<dyn Admit>);
         let consuming = connect(&options.address, "reading dead letters", admit).await?;
-        Ok(Self { options: options.clone(), place, consuming, has_bodies })
+        Ok(Self { options: options.clone(), letter_queue, consuming, has_bodies })
     }
 
     /// The number of letters.
@@ -177,8 +177,8 @@ impl DeadLetters {
         self.list_as(scan, |letter, _| letter, progress).await
     }
 
-    /// [`DeadLetters::list`], of which only what `view` makes of each letter is kept. `view` is given the letter and the
-    /// length of its body in bytes, also where the body is not read.
+    /// As [`DeadLetters::list`], but only the result of `view` is kept of each letter. `view` receives the letter and
+    /// the length of its body in bytes, also where the body is not read.
     ///
     /// Cancel safe, as [`DeadLetters::list`] is.
     ///
@@ -232,7 +232,7 @@ impl DeadLetters {
         end(&self.consuming).await;
     }
 
-    /// Takes the letters one after another, and gives back in their order those that stay.
+    /// Takes the letters one by one, and gives back in their order those that stay.
     async fn scan(
         &self,
         scan: &Scan,
@@ -240,11 +240,12 @@ impl DeadLetters {
         mut each: impl AsyncFnMut(Letter, u64) -> Result<Verdict, Error>,
         mut progress: impl FnMut(&Tally),
     ) -> Result<Tally, Error> {
-        let mut held = HeldLetters::start(&self.consuming, &self.place, self.queue()).await?;
+        let mut held = HeldLetters::start(&self.consuming, &self.letter_queue, self.queue()).await?;
         let (now, start) = (wall_now(), held.found);
         let found = scan.first.unwrap_or(start).min(start);
         let (mut tally, mut removed) = (Tally { found, ..Tally::default() }, 0);
-        // A slot is awaited before a letter is taken, so that it is not held meanwhile; those that are kept are.
+        // The scan waits for a slot before it takes a letter, so that it does not hold that letter during the wait.
+        // It holds only letters that are kept.
         let mut has_slot = false;
         while tally.seen < found && scan.limit.is_none_or(|limit| tally.done < limit) {
             if let Some(pace) = pace.filter(|_| !has_slot) {
@@ -286,11 +287,12 @@ impl DeadLetters {
         Ok(tally)
     }
 
-    /// Whether the next letter would meet the same error, as it is one of the connection or of the queue.
+    /// Whether the next letter would fail with the same error, since the error is one of the connection or of the
+    /// queue.
     const fn ends_replay(&self, error: &PublishError) -> bool {
         match error {
             PublishError::HeadersTooLarge { .. } | PublishError::Malformed(_) => false,
-            PublishError::Unroutable(_) => !matches!(self.place, Place::Unroutable),
+            PublishError::Unroutable(_) => !matches!(self.letter_queue, LetterQueue::Unroutable),
             _ => true,
         }
     }
@@ -308,7 +310,7 @@ impl DeadLetters {
     }
 
     fn queue(&self) -> String {
-        self.place.queue(&self.options)
+        self.letter_queue.queue(&self.options)
     }
 }
 

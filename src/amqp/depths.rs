@@ -1,8 +1,8 @@
 //! The lengths of the downstreams' queues, and of `PREFIX.unroutable`.
 //!
-//! The broker tells a length only to those who ask. They are asked for by passive declarations over the consuming
-//! connection, few at a time, on a channel that serves nothing else: the broker closes it over a queue that is missing
-//! or that the user may not read, and nothing that is consumed must suffer.
+//! The broker reports a length only on request. paced requests lengths by passive declarations over the consuming
+//! connection, few at a time, on a channel that serves nothing else: the broker closes that channel if a queue is
+//! missing or the user may not read it, and this must not disturb what is consumed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -31,19 +31,20 @@ mod waits;
 
 pub use waits::Waiting;
 
-/// The least time between two looks at queues: 20 a second.
+/// The least time between two checks of queues: 20 a second.
 const PACE: Duration = Duration::from_millis(50);
 
-/// How often a sweep over all queues begins while somebody asks for lengths, unless it takes longer.
+/// How often a sweep over all queues begins while a client reads lengths, unless the sweep takes longer.
 const WATCHED_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often a sweep begins otherwise.
 const UNWATCHED_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long after a call somebody counts as asking.
+/// How long after a read the lengths count as watched.
 const WATCHED_FOR: Duration = Duration::from_secs(30);
 
-/// The lengths of queues as they were last seen. Each call has them looked at more often for a while. Cheap to clone.
+/// The lengths of queues as of their latest checks. Each read makes the checks more frequent for a while. Cheap to
+/// clone.
 #[derive(Clone, Debug, Default)]
 pub struct Depths(Arc<Shared>);
 
@@ -51,14 +52,14 @@ pub struct Depths(Arc<Shared>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Depth {
-    /// The jobs that are ready in the queue of new jobs and in that of those that came back from where they were parked.
-    /// Those that consumers hold unacked are not counted.
+    /// The jobs that are ready, in the queue of new jobs and in the queue of jobs that came back from where they were
+    /// parked. Jobs that consumers hold unacked are not counted.
     pub ready: u32,
     /// The jobs that are parked for a limit of the downstream, by the queue that they are in: the shortest stay first.
     pub waits: [Waiting; OWN_RUNGS],
-    /// The dead letters; `None` if their queue is missing, or cannot be looked at.
+    /// The dead letters; `None` if their queue is missing, or cannot be checked.
     pub dead: Option<u32>,
-    /// When the downstream's queues were last looked at.
+    /// When the downstream's queues were last checked.
     pub at: Instant,
 }
 
@@ -71,10 +72,10 @@ impl Depth {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The downstreams whose queues are looked at, each with the queue of its new jobs.
+    /// The downstreams whose queues are checked, each with the queue of its new jobs.
     followed: Mutex<BTreeMap<String, String>>,
     seen: Mutex<Seen>,
-    /// Wakes the sweeper when somebody asks.
+    /// Wakes the sweeper when a client reads a length.
     asked: Notify,
 }
 
@@ -82,7 +83,7 @@ struct Shared {
 struct Seen {
     depths: BTreeMap<String, Depth>,
     unroutable: Option<u32>,
-    /// The downstreams whose dead letters were changed since they were last looked at.
+    /// The downstreams whose dead letters were changed since their latest check.
     outdated: BTreeSet<String>,
     /// The downstreams whose wait queues (of jobs that wait for a limit) were declared since the last sweep read them.
     declared: BTreeSet<String>,
@@ -91,14 +92,14 @@ struct Seen {
 }
 
 impl Depths {
-    /// The lengths of a downstream's queues; `None` if the queue of its new jobs was not seen yet, is missing, or cannot be
-    /// looked at. A drop to 0 is told when two looks in a row have found it.
+    /// The lengths of a downstream's queues; `None` if the queue of its new jobs was not checked yet, is missing, or
+    /// cannot be checked. A drop to 0 is reported when two checks in a row have found it.
     pub fn of(&self, downstream: &str) -> Option<Depth> {
         self.0.asked().depths.get(downstream).copied()
     }
 
-    /// Has the dead letters of a downstream count as unknown until they are looked at again, since some were moved or
-    /// deleted just now.
+    /// Makes the dead letters of a downstream unknown until the next check, since some were moved or deleted just
+    /// now.
     pub fn forget_dead(&self, downstream: &str) {
         let mut seen = lock(&self.0.seen);
         if let Some(depth) = seen.depths.get_mut(downstream) {
@@ -107,12 +108,12 @@ impl Depths {
         }
     }
 
-    /// Has the queues of a downstream be looked at from the next sweep on, given the queue of its new jobs.
+    /// Makes the next sweeps check the queues of a downstream, given the queue of its new jobs.
     pub(super) fn follow(&self, downstream: String, queue: String) {
         lock(&self.0.followed).insert(downstream, queue);
     }
 
-    /// Has the queues of a downstream be looked at no more, and forgets what was seen.
+    /// Stops the checks of the queues of a downstream, and forgets their results.
     pub(super) fn leave(&self, downstream: &str) {
         lock(&self.0.followed).remove(downstream);
         let mut seen = lock(&self.0.seen);
@@ -121,19 +122,19 @@ impl Depths {
         seen.declared.remove(downstream);
     }
 
-    /// Has the next sweep read the wait queues of a downstream, which were declared just now.
-    pub(super) fn look_for_waits(&self, downstream: &str) {
+    /// Makes the next sweep read the wait queues of a downstream, which were declared just now.
+    pub(super) fn waits_declared(&self, downstream: &str) {
         let mut seen = lock(&self.0.seen);
         seen.declared.insert(downstream.to_owned());
         seen.missing_waits.declared(downstream, Instant::now());
     }
 
-    /// Whether the wait queues of a downstream were missing when somebody looked a few minutes ago.
+    /// Whether the wait queues of a downstream were missing in a check of the last few minutes.
     pub(super) fn lacks_waits(&self, downstream: &str) -> bool {
         lock(&self.0.seen).missing_waits.has(downstream, Instant::now())
     }
 
-    /// Notes that the wait queues of a downstream were missing when a look began at this time.
+    /// Notes that the wait queues of a downstream were missing when a check began at this time.
     pub(super) fn waits_missing(&self, downstream: &str, at: Instant) {
         lock(&self.0.seen).missing_waits.found(downstream, at);
     }
@@ -143,10 +144,10 @@ impl Depths {
         self.0.asked().unroutable
     }
 
-    /// Looks at the queues until `stop`.
+    /// Checks the queues until `stop`.
     ///
-    /// To be awaited before the connection is closed: a look that is under way is finished, since the refusal of one that
-    /// was given up would be taken for an error of the connection.
+    /// The caller waits for its end before it closes the connection. A check in progress then ends first: the refusal
+    /// of an abandoned one would count as an error of the connection.
     pub(super) fn watch(
         &self,
         current: ConnectionWatch,
@@ -161,7 +162,7 @@ impl Depths {
 }
 
 impl Shared {
-    /// Notes that somebody asks.
+    /// Records that a client reads lengths.
     fn asked(&self) -> MutexGuard<'_, Seen> {
         let (mut seen, now) = (lock(&self.seen), Instant::now());
         if !seen.is_watched(now) {
@@ -189,7 +190,7 @@ impl Seen {
     }
 }
 
-/// A queue that is looked at.
+/// A queue that is checked.
 #[derive(Debug)]
 struct Queue {
     name: String,
@@ -201,11 +202,11 @@ impl Queue {
         Self { name, length: Length::new(haste) }
     }
 
-    /// Looks at the queue, if that is due.
+    /// Checks the queue, if that is due.
     ///
     /// # Errors
     /// The connection cannot be used.
-    async fn look(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
+    async fn check(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
         let began = Instant::now();
         if !self.length.is_due(began) {
             return Ok(());
@@ -237,7 +238,7 @@ struct Queues {
     downstream: String,
     jobs: Queue,
     home: Queue,
-    /// Those of jobs that wait for a limit, which are declared together on first use.
+    /// The queues of jobs that wait for a limit, which are declared together on first use.
     waits: Vec<WaitQueue>,
     dead: Queue,
     gauges: Gauges,
@@ -262,12 +263,12 @@ impl Queues {
         }
     }
 
-    async fn look(&mut self, probe: &mut Probe<'_>) -> Result<Option<Depth>, Error> {
-        self.jobs.look(probe).await?;
-        self.home.look(probe).await?;
-        self.dead.look(probe).await?;
+    async fn check(&mut self, probe: &mut Probe<'_>) -> Result<Option<Depth>, Error> {
+        self.jobs.check(probe).await?;
+        self.home.check(probe).await?;
+        self.dead.check(probe).await?;
         for wait in &mut self.waits {
-            wait.queue.look(probe).await?;
+            wait.queue.check(probe).await?;
             if wait.queue.length.get().is_none() {
                 break;
             }
@@ -277,7 +278,7 @@ impl Queues {
             *waiting = Waiting { within: wait.stay, jobs: wait.queue.length.get().unwrap_or(0) };
         }
         let depth = |jobs: u32| Depth {
-            // Without a queue that parked jobs come home to, all jobs are in the other one.
+            // Where no queue exists for parked jobs that come home, all jobs are in the other one.
             ready: jobs.saturating_add(self.home.length.get().unwrap_or(0)),
             waits,
             dead: self.dead.length.get(),
@@ -287,7 +288,7 @@ impl Queues {
     }
 }
 
-/// The channel of a sweep, which is opened when it is first needed, and again after each look that cost it.
+/// The channel of a sweep. It is opened when it is first needed, and again after each check that closed it.
 struct Probe<'a> {
     connection: &'a Connection,
     channel: Option<Channel>,
@@ -296,10 +297,10 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// Asks for the length of a queue, at the pace of all looks. The inner error is the queue's.
+    /// Asks for the length of a queue, at the pace of all checks. The inner error is the queue's.
     ///
     /// # Errors
-    /// The connection is lost, or takes no further channel, or no more is to be looked at.
+    /// The connection is lost, or takes no further channel, or the daemon stops.
     async fn count(&mut self, queue: &str) -> Result<Result<u32, Error>, Error> {
         if self.stop.run_until_cancelled(self.pace.tick()).await.is_none() {
             let (what, detail) = ("the lengths of queues".to_owned(), "the daemon stops".to_owned());
@@ -328,7 +329,7 @@ impl Probe<'_> {
     }
 }
 
-/// Looks at all queues, one after the other.
+/// Checks all queues, one after the other.
 struct Sweeper {
     depths: Depths,
     downstreams: BTreeMap<String, Queues>,
@@ -359,7 +360,8 @@ impl Sweeper {
         });
         for (name, queue) in followed {
             let queues = self.downstreams.entry(name);
-            queues.or_insert_with_key(|name| Queues::new(name, queue, &self.names, self.haste, self.rung_unit));
+            queues
+                .or_insert_with_key(|name| Queues::new(name, queue, &self.names, self.haste, self.rung_unit));
         }
     }
 
@@ -385,7 +387,7 @@ impl Sweeper {
         }
     }
 
-    /// Has no lengths told, since those last seen may be long past.
+    /// Makes all lengths unknown, since the last ones may be long outdated.
     fn show_unknown(&self) {
         self.downstreams.values().for_each(|queues| queues.gauges.show(None));
         let mut seen = lock(&self.depths.0.seen);
@@ -393,7 +395,7 @@ impl Sweeper {
         seen.unroutable = None;
     }
 
-    /// Looks at each queue once.
+    /// Checks each queue once.
     ///
     /// # Errors
     /// The connection cannot be used.
@@ -402,14 +404,14 @@ impl Sweeper {
             {
                 let mut seen = lock(&self.depths.0.seen);
                 if seen.outdated.remove(&queues.downstream) {
-                    // What was seen before the change makes no drop to 0 doubtful.
+                    // The length before the change must not make a drop to 0 doubtful.
                     queues.dead.length.forget();
                 }
                 if seen.declared.remove(&queues.downstream) {
                     queues.waits.iter_mut().for_each(|wait| wait.queue.length.declared());
                 }
             }
-            let mut depth = queues.look(probe).await?;
+            let mut depth = queues.check(probe).await?;
             queues.gauges.show(depth);
             let mut seen = lock(&self.depths.0.seen);
             if let Some(at) = queues.waits.first().and_then(|wait| wait.queue.length.missing_at()) {
@@ -418,7 +420,7 @@ impl Sweeper {
             if let Some(depth) = &mut depth
                 && seen.outdated.contains(&queues.downstream)
             {
-                // They were changed while they were looked at.
+                // The dead letters were changed during the check.
                 depth.dead = None;
             }
             // It may have been left meanwhile.
@@ -428,7 +430,7 @@ impl Sweeper {
                 None => drop(seen.depths.remove(&queues.downstream)),
             }
         }
-        self.unroutable.look(probe).await?;
+        self.unroutable.check(probe).await?;
         lock(&self.depths.0.seen).unroutable = self.unroutable.length.get();
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Error {
         matches!(self, Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Failed { .. })
     }
 
-    /// True where it stays as it is until somebody changes the broker or the user's permissions.
+    /// True where the error stays until somebody changes the broker or the user's permissions.
     pub(super) const fn is_final(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::NotFound { .. } | Self::Inequivalent { .. })
     }

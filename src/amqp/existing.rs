@@ -21,13 +21,13 @@ impl Existing {
         lock(&self.0).contains(queue)
     }
 
-    /// Forgets a queue that does not exist any more: it can be declared anew.
+    /// Forgets a queue that does not exist any more: it can be declared again.
     pub(super) fn forget(&self, queue: &str) {
         lock(&self.0).remove(queue);
     }
 
-    /// Notes the queue whose declaration was refused with this error, with one warning. Returns false if the error is
-    /// another one, or the queue was known before: then the call is not to be repeated.
+    /// Records the queue whose declaration was refused with this error, with one warning. Returns false if the error
+    /// is another one, or the queue was known before: then the caller must not repeat the call.
     pub(super) fn note(&self, error: &Error) -> bool {
         let Error::Inequivalent { what, detail } = error else { return false };
         let Some(queue) = what.strip_prefix("queue ").filter(|queue| !queue.contains(',')) else {

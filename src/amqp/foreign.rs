@@ -59,11 +59,12 @@ pub(super) enum Returns {
     Unknown,
 }
 
-/// A job of a queue with a lower limit of deliveries is not given back for want of room: a restart gives it back too.
+/// The jobs of a queue with a lower limit of deliveries are not given back for lack of room, since a restart gives
+/// them back too.
 const FEW_DELIVERIES: i64 = 3;
 
 impl Traits {
-    /// Which jobs may be given back for want of room.
+    /// Which jobs may be given back for lack of room.
     pub(super) fn gives_back(&self) -> GiveBack {
         if self.drops_oldest {
             // The oldest job is just the one that comes back.

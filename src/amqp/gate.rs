@@ -24,12 +24,12 @@ use crate::lock::lock;
 ///
 /// With RabbitMQ 3.10 on two cores, 300 new downstreams take 4.6 s one by one, 2.7 s with 4 and 2.5 s with 8 or more,
 /// where the broker is the bottleneck; and no call waits long for its answer.
-pub(super) const PLACES: usize = 8;
+pub(super) const PERMITS: usize = 8;
 
 /// The gate of one connection that is kept up.
 #[derive(Debug)]
 pub(super) struct Gate {
-    places: Semaphore,
+    permits: Semaphore,
     /// The connection over which the shared queues were last ensured.
     shared: Mutex<Weak<Up>>,
     /// The downstreams whose queues are used unchecked, since the user may not declare or inspect them, and the
@@ -44,7 +44,7 @@ pub(super) struct Gate {
 impl Default for Gate {
     fn default() -> Self {
         Self {
-            places: Semaphore::new(PLACES),
+            permits: Semaphore::new(PERMITS),
             shared: Mutex::default(),
             unchecked: StdMutex::default(),
             existing: Existing::default(),
@@ -54,17 +54,17 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Waits for a place, in the order of the callers; the holder of a place has at most one channel that the broker is
-    /// busy with.
+    /// Waits for a permit, in the order of the callers. The holder of a permit has one channel at most that the
+    /// broker is busy with.
     ///
     /// Cancel safe.
     pub(super) async fn enter(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed, so there always is a permit.
-        self.places.acquire().await.ok()
+        self.permits.acquire().await.ok()
     }
 
     /// Ensures for a consumer that the shared exchanges and queues exist, unless that was done over this connection.
-    /// Where the user lacks the permission, they are used unchecked. The caller must hold a place.
+    /// Where the user may not declare or inspect them, they are used unchecked. The caller must hold a permit.
     pub(super) async fn share(
         &self,
         connection: &Arc<Up>,
@@ -89,8 +89,8 @@ impl Gate {
     }
 
     /// Ensures for a consumer that the downstream's own queues exist. Where the user may not declare or inspect them,
-    /// this fails once, and uses them unchecked from then on; and where they have other arguments, it fails once and uses
-    /// them as they are. The caller must hold a place.
+    /// this fails once, and uses them unchecked from then on. Where they have other arguments, it fails once and uses
+    /// them as they are. The caller must hold a permit.
     pub(super) async fn own(
         &self,
         channel: &Channel,
@@ -135,7 +135,7 @@ impl Gate {
         options: &Options,
         downstream: &Downstream,
     ) -> Result<(), Error> {
-        let _place = self.enter().await;
+        let _permit = self.enter().await;
         {
             let mut shared = self.shared.lock().await;
             let is_known = std::ptr::eq(shared.as_ptr(), Arc::as_ptr(connection));
@@ -163,12 +163,12 @@ impl Gate {
     pub(super) async fn ensure_all(&self, connection: &Arc<Up>, options: &Options) -> Result<(), Error> {
         stream::iter(&options.downstreams)
             .map(Ok)
-            .try_for_each_concurrent(PLACES, |downstream| self.ensure(connection, options, downstream))
+            .try_for_each_concurrent(PERMITS, |downstream| self.ensure(connection, options, downstream))
             .await
     }
 
-    /// Whether the gate has warned of just this error, so that the next attempt works without the permission.
-    pub(super) fn goes_on_without(&self, downstream: &str, error: &Error) -> bool {
+    /// Whether the gate has warned of exactly this error, so that the next attempt works without the permission.
+    pub(super) fn continues_without(&self, downstream: &str, error: &Error) -> bool {
         lock(&self.unchecked).get(downstream) == Some(error)
     }
 

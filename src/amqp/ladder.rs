@@ -1,10 +1,12 @@
 //! The ladder of delays: queues that keep a message for a fixed time, each for twice as long as the one before. It has
 //! no I/O.
 //!
-//! Nothing consumes these queues; the broker moves what has stayed its time to the home queue of its downstream.
+//! Nothing consumes these queues. When a message's time there is over, the broker moves it to the home queue of its
+//! downstream.
 //!
-//! What waits for the limits of its downstream may go sooner if these change. It has a shorter ladder of queues of its
-//! downstream's own, each for four times as long as the one before, which can be emptied ([`unpark`](super::unpark)).
+//! A job that waits for the limits of its downstream may be released earlier if these change. It waits on a shorter
+//! ladder of queues of its downstream's own, each for four times as long as the one before. These queues can be
+//! emptied ([`unpark`](super::unpark)).
 
 use std::time::Duration;
 
@@ -14,30 +16,31 @@ pub const RUNG_UNIT: Duration = Duration::from_secs(1);
 /// The highest rung keeps a message for 2^22 s, 48.5 days: RabbitMQ's longest TTL is 49.7 days.
 const HIGHEST: u8 = 22;
 
-/// The rungs of a downstream's own, as powers of two: no stay there is longer than 4096 s, after which it is decided again.
+/// The rungs of a downstream's own, as powers of two: no stay there is longer than 4096 s. After it paced decides
+/// again.
 const OWN: [u8; 6] = [2, 4, 6, 8, 10, 12];
 
 /// How many rungs of its own a downstream has.
 pub(super) const OWN_RUNGS: usize = OWN.len();
 
-/// How much of a wait a stay must leave, as a divisor: the broker takes some time to move a message, and more if many
-/// come home together.
-const SPARE: u32 = 8;
+/// The wait divided by this is the margin between the end of a stay and the end of the wait: the broker takes some time
+/// to move a message, and more if many come home together.
+const MARGIN_DIVISOR: u32 = 8;
 
-/// The most of a wait that a stay must leave, in units.
-const MOST_SPARE: u32 = 5;
+/// The longest margin, in units.
+const MAX_MARGIN: u32 = 5;
 
 /// One rung: a message stays there for two to the power of this many units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Rung(u8);
 
 impl Rung {
-    /// The rung for a message that must wait for this long. What is left after its stay is at least an eighth of the
-    /// wait, or five units. After a wait of a unit, or a little more, it may be less: a message that does not stay comes back at
-    /// once, and would be parked again and again. `None` if no stay is short enough.
+    /// The rung for a message that must wait for this long. After its stay an eighth of the wait is left, or five
+    /// units if these are less. After a wait of a unit, or a little more, less may be left: a message that does not stay
+    /// comes back at once, and would be parked again and again. `None` if no stay is short enough.
     pub(super) fn below(wait: Duration, unit: Duration) -> Option<Self> {
-        let spare = (wait / SPARE).min(unit * MOST_SPARE).min(wait.saturating_sub(unit));
-        let units = (wait - spare).as_nanos() / unit.as_nanos().max(1);
+        let margin = (wait / MARGIN_DIVISOR).min(unit * MAX_MARGIN).min(wait.saturating_sub(unit));
+        let units = (wait - margin).as_nanos() / unit.as_nanos().max(1);
         let power = units.checked_ilog2()?;
         Some(Self(u8::try_from(power).unwrap_or(HIGHEST).min(HIGHEST)))
     }

@@ -1,10 +1,10 @@
 //! The queues of a downstream that no replica serves any more: they are counted and unbound, and deleted once they are empty.
 //!
-//! Quorum queues refuse a deletion that is to happen only if they are empty, so that this has to be certain before. A
-//! passive declaration answers how many messages are ready, and how many consumers a queue has. A quorum queue counts a
-//! client that holds an unacked message as a consumer too, also after `basic.get`, or when its consumer was cancelled. But
-//! the broker answers 0 and 0 for a queue that does not answer it in time. So the queue is consumed meanwhile: then only
-//! the answer of no message and one consumer proves that it is empty.
+//! Quorum queues refuse a deletion on the condition that they are empty, so paced must be certain of that before. A
+//! passive declaration answers how many messages are ready, and how many consumers a queue has. A quorum queue counts
+//! a client that holds an unacked message as a consumer too, also after `basic.get`, or when its consumer was
+//! cancelled. But the broker answers 0 and 0 for a queue that does not answer it in time. So paced consumes the queue
+//! meanwhile: then only the answer of no message and one consumer proves that the queue is empty.
 
 use std::time::Duration;
 
@@ -18,15 +18,15 @@ use tokio::time::timeout;
 use super::Options;
 use super::connection::{ask, channel, close, connect};
 use super::error::Error;
-use super::topology::{Names, look, short, unbind};
+use super::topology::{Names, queue_counts, short, unbind};
 
-/// The number of checks of a queue before it is deleted, and the time between two of them. What was routed to it before it was unbound has
-/// arrived by then.
-const LOOKS: u32 = 10;
+/// The number of checks of a queue before its deletion, and the time between two of them. Meanwhile everything arrives
+/// that was routed to the queue before it was unbound.
+const CHECKS: u32 = 10;
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// The most looks, where some were not answered.
-const MOST_LOOKS: u32 = 100;
+/// The most checks, where some were not answered.
+const MAX_CHECKS: u32 = 100;
 
 /// The queues of a downstream that no replica serves any more.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct Leftover {
     pub queue: String,
     /// The messages that are ready.
     pub ready: u32,
-    /// The consumers; in a quorum queue also who else holds messages unacked.
+    /// The consumers; in a quorum queue also other clients that hold messages unacked.
     pub holders: u32,
 }
 
@@ -66,8 +66,8 @@ impl Leftovers {
         Ok(Self { names: options.names(), downstream: downstream.to_owned(), connection })
     }
 
-    /// The queues that hold jobs, as far as they exist: that of new ones, that of those that were parked, and
-    /// those where jobs wait for a limit.
+    /// The queues that hold jobs, as far as they exist: the queue of new jobs, the queue of jobs that were parked,
+    /// and the queues where jobs wait for a limit.
     ///
     /// Cancel safe.
     ///
@@ -90,10 +90,10 @@ impl Leftovers {
         Ok(self.existing([self.names.dead(&self.downstream)]).await?.pop())
     }
 
-    /// Has the exchanges route nothing more to the downstream's queues: its jobs go to `PREFIX.unroutable`, until a replica
-    /// that serves it binds them again.
+    /// Makes the exchanges route nothing more to the downstream's queues: its jobs go to `PREFIX.unroutable`, until a
+    /// replica that serves it binds them again.
     ///
-    /// Cancel safe: each is unbound, or not.
+    /// Cancel safe: each queue is unbound, or not.
     ///
     /// # Errors
     /// An error of the broker.
@@ -116,10 +116,10 @@ impl Leftovers {
         Ok(())
     }
 
-    /// Deletes the queues of the downstream, that of its dead letters too, if all of them are certain to be empty, and nobody
-    /// holds a message of them. Returns those that are not; then none was deleted.
+    /// Deletes all queues of the downstream, also that of its dead letters, if all of them are certain to be empty,
+    /// and nobody holds a message of them. Returns those that are not empty; then none was deleted.
     ///
-    /// To be called after [`Leftovers::unbind`]. What is published to a queue by its name meanwhile may be lost with it.
+    /// Call it after [`Leftovers::unbind`]. What is published to a queue by its name meanwhile may be lost with it.
     ///
     /// Not cancel safe: a dropped future may have deleted some.
     ///
@@ -134,8 +134,8 @@ impl Leftovers {
         }
         let watched = queues.into_iter().map(|queue| Watched::start(&self.connection, queue.queue));
         let mut watched = try_join_all(watched).await?;
-        let last = try_join_all(watched.iter_mut().map(Watched::last_look)).await;
-        // A message that comes from now on is ready, so that the deletion counts it.
+        let last = try_join_all(watched.iter_mut().map(Watched::last_check)).await;
+        // A message that arrives from now on is ready, so the deletion counts it.
         for Watched { channel, .. } in &watched {
             close(channel).await;
         }
@@ -181,9 +181,9 @@ impl Leftovers {
         let mut there = Vec::new();
         for queue in queues {
             let channel = channel(&self.connection).await?;
-            let looked = look(&channel, &queue).await;
+            let counted = queue_counts(&channel, &queue).await;
             close(&channel).await;
-            match looked {
+            match counted {
                 Ok((ready, holders)) => there.push(Leftover { queue, ready, holders }),
                 Err(Error::NotFound { .. }) => {}
                 Err(error) => return Err(error),
@@ -210,32 +210,32 @@ impl Watched {
         Ok(Self { queue, channel, consumer })
     }
 
-    /// Looks at the queue for two seconds, or until it turns out to be in use.
-    async fn last_look(&mut self) -> Result<Leftover, Error> {
+    /// Checks the queue for two seconds, or until it turns out to be in use.
+    async fn last_check(&mut self) -> Result<Leftover, Error> {
         let mut quiet = 0;
-        for _ in 0..MOST_LOOKS {
+        for _ in 0..MAX_CHECKS {
             match timeout(INTERVAL, self.consumer.next()).await {
-                // It goes back when the channel is closed.
+                // The message returns when the channel is closed.
                 Ok(Some(Ok(_))) => return Ok(self.leftover(1, 0)),
                 Ok(Some(Err(error))) => return Err(Error::of(&format!("queue {}", self.queue), &error)),
                 Ok(None) => return Err(Error::NotFound { what: format!("queue {}", self.queue) }),
                 Err(_) => {}
             }
-            let (ready, holders) = look(&self.channel, &self.queue).await?;
+            let (ready, holders) = queue_counts(&self.channel, &self.queue).await?;
             quiet = match (ready, holders) {
                 (0, 1) => quiet + 1,
-                // It did not answer the broker in time.
+                // The queue did not answer the broker in time.
                 (0, 0) => 0,
                 _ => return Ok(self.leftover(ready, holders.saturating_sub(1))),
             };
-            if quiet == LOOKS {
-                // What came before the answer is here by now, and would be deleted with the queue.
+            if quiet == CHECKS {
+                // What was delivered before the answer is here by now, and would be deleted with the queue.
                 let came = self.consumer.next().now_or_never();
                 return Ok(self.leftover(came.map_or(0, |_| 1), 0));
             }
         }
         let what = format!("whether queue {} is empty", self.queue);
-        Err(Error::TimedOut { what, after: MOST_LOOKS * INTERVAL })
+        Err(Error::TimedOut { what, after: MAX_CHECKS * INTERVAL })
     }
 
     fn leftover(&self, ready: u32, holders: u32) -> Leftover {

@@ -32,7 +32,7 @@ const THROTTLED: &str = "paced-throttled";
 const REFUSED: &str = "paced-refused";
 const UNREADABLE: &str = "paced-unreadable";
 const EXPIRATION: &str = "paced-expiration";
-/// Brokers' headers are none of jobs, so that a paced that does not know it takes the copy for a job all the same.
+/// Jobs are made of no header of a broker, so a paced that does not know this one still takes the copy for a job.
 const VERSIONS: &str = "x-opt-paced-versions";
 
 /// The headers that a parked job has beyond its own, besides some of [`REPORT`].
@@ -75,8 +75,8 @@ pub(super) fn dead_letter(
 
 /// The properties of the copy that is parked. Its expiration would shorten the stay, so it becomes a header.
 ///
-/// Headers that make it longer than a frame are dropped, but none that its request is made from: first those that brokers
-/// add (`x-`), then others that paced does not read. `None` if that is not enough.
+/// If the headers do not fit a frame, some are dropped, but none that the job's request is made from: first headers
+/// that brokers add (`x-`), then others that paced does not read. `None` if that is not enough.
 pub(super) fn parked(
     properties: &BasicProperties,
     routing_key: &str,
@@ -135,7 +135,7 @@ pub(super) fn stay(properties: &BasicProperties) -> Option<Stay> {
     })
 }
 
-/// The versions of what a job waits for that is parked for a limit, as they were when it was parked.
+/// The versions of what a job that is parked for a limit waits for, as they were when it was parked.
 pub(super) fn versions(properties: &BasicProperties) -> Option<String> {
     header(properties, VERSIONS)
 }
@@ -155,7 +155,7 @@ pub(super) fn parked_key(properties: &BasicProperties) -> Option<ShortString> {
 pub struct Edits {
     /// Headers to set, by name.
     pub set: Vec<(String, String)>,
-    /// Headers to take away, by name.
+    /// Headers to remove, by name.
     pub unset: Vec<String>,
     /// Drops the `message_id`, so that the job counts as a new one.
     pub new_id: bool,
@@ -179,7 +179,7 @@ pub(super) fn replay(properties: &BasicProperties, edits: &Edits) -> Result<Basi
     Ok(if edits.new_id { without_id(&rebuilt) } else { rebuilt })
 }
 
-/// The properties of a job whose age counts from now on, if it says when it was made.
+/// The properties of a job whose age counts from now on, if they have its time of creation.
 pub(super) fn made_now(properties: BasicProperties, now: Micros) -> BasicProperties {
     match (properties.timestamp(), u64::try_from(now.0 / 1_000_000)) {
         (Some(_), Ok(seconds)) => properties.with_timestamp(seconds),
@@ -211,8 +211,8 @@ pub(super) fn header(properties: &BasicProperties, name: &str) -> Option<String>
     }
 }
 
-/// The beginning of the answer that a letter's job died of, as text. Anybody who may write to the queue can put a longer
-/// one there.
+/// The start of the response because of which the letter's job became a dead letter, as text. Anybody who may write
+/// to the queue can put a longer one there.
 pub(super) fn response(properties: &BasicProperties) -> Option<String> {
     let AMQPValue::LongString(response) = properties.headers().as_ref()?.inner().get(RESPONSE)? else {
         return None;
@@ -246,8 +246,8 @@ pub(super) fn size(properties: &BasicProperties) -> usize {
     OTHER_PROPERTIES + headers.map_or(0, |table| table.into_iter().map(|(k, v)| entry(k, v)).sum())
 }
 
-/// The job's own headers, without a former report, and without those that would make the broker drop the message when
-/// it is published again (it drops a "dead-letter cycle" silently).
+/// The job's own headers, without an earlier report, and without those that would make the broker drop the message
+/// when it is published again (it drops a "dead-letter cycle" silently).
 fn job_headers(properties: &BasicProperties) -> Vec<(ShortString, AMQPValue)> {
     let Some(table) = properties.headers() else { return Vec::new() };
     table
@@ -266,7 +266,7 @@ fn is_brokers(name: &str) -> bool {
     matches!(name, "x-death" | "x-delivery-count" | "x-acquired-count" | "x-delay" | "CC" | "BCC")
         || name.starts_with("x-first-death-")
         || name.starts_with("x-last-death-")
-        // One of these is the delivery time that a coming version of quorum queues reads.
+        // One of these is the delivery time that a future version of quorum queues reads.
         || name.starts_with("x-opt-")
 }
 
@@ -325,9 +325,9 @@ static HEADER_LOG: LazyLock<Arc<BoundedLog>> = LazyLock::new(|| {
     })
 });
 
-/// Drops headers until all fit one frame: those of the lowest rank first, and of these the largest; those without a rank
-/// stay. Returns whether the rest fits. A message that came with nearly a frame of headers could not be published again
-/// otherwise, and the broker would close the connection over each attempt.
+/// Drops headers until all fit one frame: those of the lowest rank first, and of these the largest; those without a
+/// rank stay. Returns whether the rest fits. Without this, a message that arrived with nearly a frame of headers
+/// could not be published again: the broker would close the connection at each attempt.
 fn fit(
     headers: &mut Vec<(ShortString, AMQPValue)>,
     frame_max: usize,

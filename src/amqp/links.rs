@@ -15,20 +15,20 @@ use crate::lock::lock;
 /// The most downstreams that consume over one connection.
 const DOWNSTREAMS: usize = 500;
 
-/// The channels of a downstream, at most: those of its two queues, of the consumer that stands in for one, and one that is
-/// being replaced.
+/// The channels of a downstream, at most: those of its two queues, that of the consumer that stands in for one, and
+/// one that is being replaced.
 const CHANNELS: u16 = 4;
 
-/// The channels of a connection that are no downstream's: declarations, and looks at queues.
+/// The channels of a connection that belong to no downstream: for declarations, and checks of queues.
 const OTHERS: u16 = 40;
 
-/// How many downstreams consume over a connection that may have so many channels: RabbitMQ allows 2047 unless it is configured
-/// otherwise.
+/// How many downstreams consume over a connection that may have this many channels. RabbitMQ allows 2047 unless it is
+/// configured otherwise.
 fn downstreams(channel_max: u16) -> usize {
     usize::from(channel_max.saturating_sub(OTHERS) / CHANNELS).clamp(1, DOWNSTREAMS)
 }
 
-/// The purpose of the first connection that downstreams consume over, which also tells the lengths of queues.
+/// The purpose of the first connection that downstreams consume over. The lengths of queues are read over it too.
 pub const CONSUMING: &str = "consuming";
 
 /// The parts that consuming connections have in common.
@@ -42,22 +42,22 @@ pub(super) struct Link {
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     links: Arc<Links>,
-    /// The place of the downstream among all.
-    place: usize,
+    /// The index of the downstream among all.
+    index: usize,
     pub(super) link: Link,
 }
 
 impl Route {
-    /// By way of the first connection. Must be called on a tokio runtime.
-    pub(super) fn new(links: &Arc<Links>, place: usize) -> Self {
-        Self { links: Arc::clone(links), place, link: links.first() }
+    /// Starts with the first connection. Must be called on a tokio runtime.
+    pub(super) fn new(links: &Arc<Links>, index: usize) -> Self {
+        Self { links: Arc::clone(links), index, link: links.first() }
     }
 
     /// Chooses the connection, once it is known how many channels one may have. False if there will be none any more.
     ///
     /// Cancel safe.
     pub(super) async fn choose(&mut self) -> bool {
-        // Where the first one is down, its own will do.
+        // Where the first one is down, the downstream's own connection is enough.
         let mut first = self.links.first().current;
         let connection = tokio::select! {
             connection = up(&mut self.link.current) => connection,
@@ -65,7 +65,7 @@ impl Route {
         };
         let Some(connection) = connection else { return false };
         let each = downstreams(connection.configuration().channel_max());
-        self.link = self.links.consuming(self.place / each);
+        self.link = self.links.consuming(self.index / each);
         true
     }
 }
@@ -76,7 +76,7 @@ pub(super) struct Links {
     address: Address,
     states: Arc<ConnectionStates>,
     connections: ConnectionWatches,
-    /// Those that downstreams consume over.
+    /// The connections that downstreams consume over.
     consuming: Mutex<Vec<Link>>,
     /// Ends the connections.
     pub(super) stopping: CancellationToken,
@@ -119,7 +119,7 @@ impl Links {
         consuming[n].clone()
     }
 
-    /// A connection that downstreams consume over together: the first one, or one of those beside it.
+    /// A connection that several downstreams consume over: the first one, or one of the others.
     fn shared(&self, n: usize) -> Link {
         let purpose = if n == 0 { CONSUMING.to_owned() } else { format!("consuming ({})", n + 1) };
         Link { current: self.keep_up(purpose, None, true), gate: Arc::default() }

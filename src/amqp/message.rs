@@ -40,7 +40,7 @@ fn headers(properties: &BasicProperties) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// Whether a job is made of headers of this name.
+/// Whether a job is made of headers with this name.
 pub(super) fn is_ours(name: &str) -> bool {
     name.starts_with("paced-") || name.starts_with("http-") || matches!(name, "traceparent" | "tracestate")
 }

@@ -1,9 +1,10 @@
 //! Jobs from RabbitMQ: consuming, settling, publishing, dead letters.
 //!
-//! There are two connections, since a broker that blocks publishers would block the acks on the same connection too, and more
-//! where the downstreams are many (see `links`). Each is kept up by a supervisor of our own: lapin's recovery gives the
-//! holders of messages no sign that these will be delivered again. Another one is opened for replies once there are any:
-//! producers choose the queues, and may choose one that costs the connection.
+//! There are two connections, since a broker that blocks publishers would also block the acks on the same connection.
+//! There are more where the downstreams are many (see `links`). A supervisor of our own keeps each connection up:
+//! lapin's recovery does not report to the holders of messages that these will be delivered again. Another connection
+//! is opened for replies once there are any: producers choose the queues of replies, and may choose one that makes
+//! the broker close the connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +90,7 @@ use supervisor::Up;
 use targets::Targets;
 use ticket::Settlement;
 use topology::Names;
-use unpark::{Places, Unparker};
+use unpark::{UnparkPermits, Unparker};
 
 /// The broker, and the names of exchanges and queues there.
 #[derive(Clone, Debug)]
@@ -104,7 +105,7 @@ pub struct Options {
     pub window_bytes: u64,
     /// The unit of the delays of jobs that are parked: [`RUNG_UNIT`], or less in tests, which makes all delays shorter.
     pub rung_unit: Duration,
-    /// Divides the intervals between looks at queues: 1, or more in tests.
+    /// Divides the intervals between checks of queues: 1, or more in tests.
     pub haste: u32,
     /// The downstreams.
     pub downstreams: Vec<Downstream>,
@@ -115,7 +116,7 @@ pub struct Options {
 pub struct Downstream {
     /// Its name.
     pub name: String,
-    /// An existing queue instead of `PREFIX.jobs.NAME`: used as it is, never declared.
+    /// An existing queue instead of `PREFIX.jobs.NAME`: paced uses it as it is, and never declares it.
     pub queue: Option<String>,
     /// The most messages that may wait in the queue; the broker refuses more. `None` stands for no bound. A queue that
     /// exists keeps its own.
@@ -170,18 +171,18 @@ pub struct Amqp {
     subscribers: Subscribers,
 }
 
-/// The subscribers, and what looks at queues: all that use the consuming connection and end before it does.
+/// The tasks that use the consuming connection and end before it: the subscribers, and the checks of queues.
 #[derive(Debug, Default)]
 struct Subscribers {
     tasks: TaskTracker,
-    /// Those that bring parked jobs home: they have no jobs of their own, so that no ack waits for them.
+    /// The tasks that bring parked jobs home. They have no jobs of their own, so no ack waits for them.
     unparkers: TaskTracker,
     /// Ends the sources when cancelled.
     closing: CancellationToken,
-    /// Whether downstreams are consumed: this is not for publishing alone.
+    /// Whether downstreams are consumed; false if this only publishes.
     consumes: bool,
-    /// Bounds those that are emptied of parked jobs at a time.
-    unparking: Places,
+    /// Bounds how many downstreams have their parked jobs brought home at a time.
+    unparking: UnparkPermits,
 }
 
 impl Amqp {
@@ -200,13 +201,13 @@ impl Amqp {
         amqp
     }
 
-    /// Connects for publishing alone, and ensures that every downstream's queues exist.
+    /// Connects only for publishing, and ensures that every downstream's queues exist.
     ///
     /// Cancel safe: a dropped future closes what it opened.
     ///
     /// # Errors
-    /// The first error, without a retry, since people wait for commands. Once connected, a lost connection is replaced
-    /// automatically.
+    /// The first error, without a retry, since users wait for the command. Once connected, a lost connection is
+    /// replaced automatically.
     pub async fn publishing(options: Options) -> Result<Self, Error> {
         let connection = connection::connect(&options.address, "publishing", None).await?;
         let connection = Up::publishing(connection);
@@ -248,21 +249,21 @@ impl Amqp {
     ///
     /// Not cancel safe: without an end its channels stay open. Another downstream of this name may be added before the end.
     pub async fn remove(&self, name: &str) -> bool {
-        let Some(Consumed { place, running, .. }) = self.consumers.take(name) else { return true };
+        let Some(Consumed { index, running, .. }) = self.consumers.take(name) else { return true };
         self.depths.leave(name);
         let flushed = match running {
             Some(running) => running.end(&self.links.first().gate).await,
             None => true,
         };
         self.rungs.forget(self.options.names().waits(name));
-        self.consumers.release(place);
+        self.consumers.release(index);
         flushed
     }
 
     /// Starts to consume a downstream.
     ///
     /// # Errors
-    /// There is no such downstream, it has a source already, or this is for publishing alone.
+    /// There is no such downstream, it has a source already, or this only publishes.
     pub fn source(&self, downstream: &str) -> Result<AmqpSource, Error> {
         if !self.subscribers.consumes {
             return Err(Error::UnknownDownstream(downstream.to_owned()));
@@ -272,7 +273,7 @@ impl Amqp {
 
     /// Starts the tasks that consume a downstream.
     fn consume(&self, consumed: &Consumed) -> (Running, AmqpSource) {
-        let (link, Consumed { downstream, place, attached, account, .. }) = (self.links.first(), consumed);
+        let (link, Consumed { downstream, index, attached, account, .. }) = (self.links.first(), consumed);
         let parking = Parking::start(Parker {
             options: Arc::clone(&self.options),
             downstream: downstream.clone(),
@@ -288,7 +289,7 @@ impl Amqp {
             options: Arc::clone(&self.options),
             downstream: downstream.name.clone(),
             link: link.clone(),
-            places: self.subscribers.unparking.clone(),
+            permits: self.subscribers.unparking.clone(),
             depths: self.depths.clone(),
             asked: parking.unpark.subscribe(),
             closing: closing.clone(),
@@ -307,7 +308,7 @@ impl Amqp {
         let slots = <[Slot; 2]>::default();
         let (subscribers, source) = source::open(
             Arc::new(settlement),
-            &Route::new(&self.links, *place),
+            &Route::new(&self.links, *index),
             closing.clone(),
             Attached::each(attached),
             slots.clone(),
@@ -317,7 +318,7 @@ impl Amqp {
         (Running { slots, closing, subscribers, unparker }, source)
     }
 
-    /// Waits until every downstream is consumed, all at the same time.
+    /// Waits until every downstream is consumed at the same time.
     ///
     /// Cancel safe. Never ends where a downstream has no source.
     pub async fn ready(&self) {
@@ -344,7 +345,7 @@ impl Amqp {
         }
     }
 
-    /// The lengths of the queues, as they were last seen. Nothing is seen where this is for publishing alone.
+    /// The lengths of the queues as of their latest checks. Where this only publishes, none is checked.
     pub fn depths(&self) -> Depths {
         self.depths.clone()
     }
@@ -371,7 +372,7 @@ impl Amqp {
             self.subscribers.tasks.wait().await;
             let slots = self.consumers.slots();
             flushed = stream::iter(slots.iter().map(source::flush))
-                .buffer_unordered(gate::PLACES)
+                .buffer_unordered(gate::PERMITS)
                 .fold(true, async |all, flushed| all && flushed)
                 .await;
             self.subscribers.unparkers.wait().await;

@@ -1,4 +1,4 @@
-//! The nodes of a broker: which address is connected to, where there are several.
+//! The nodes of a broker: chooses the address to connect to, where there are several.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,18 +12,18 @@ use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
 
-/// How long one attempt is alone: a node that is down and does not say so must leave time for the next one. A node that
-/// is busy answers later; then the first answer counts.
+/// How long an attempt runs alone: a node that is down and does not say so must leave time for the next one. A node
+/// that is busy answers later; then the first answer counts.
 const STAGGER: Duration = Duration::from_secs(2);
 
-/// The first of these attempts that succeeds. Each begins once the one before has failed, or has taken [`STAGGER`], and
-/// goes on beside it. Without a success up to this instant it is the last error, and if there is one the last that
-/// `is_telling`; `None` without an error.
+/// The first of these attempts that succeeds. Each begins once the one before has failed, or has taken [`STAGGER`],
+/// and then they run side by side. Without a success until this instant, the result is the last error that
+/// `is_specific`, or the last error if none is; `None` without an error.
 ///
-/// Cancel safe if the attempts are: those that are under way are dropped.
+/// Cancel safe if the attempts are: a dropped future drops those in progress.
 pub(super) async fn first<T, E>(
     attempts: Vec<BoxFuture<'_, Result<T, E>>>,
-    is_telling: fn(&E) -> bool,
+    is_specific: fn(&E) -> bool,
     by: Instant,
 ) -> Option<Result<T, E>> {
     let mut waiting = attempts.into_iter();
@@ -38,7 +38,7 @@ pub(super) async fn first<T, E>(
         match timeout_at(by.min(Instant::now() + STAGGER), running.next()).await {
             Ok(Some(Ok(value))) => return Some(Ok(value)),
             Ok(Some(Err(error))) => {
-                if last.as_ref().is_none_or(|last| !is_telling(last) || is_telling(&error)) {
+                if last.as_ref().is_none_or(|last| !is_specific(last) || is_specific(&error)) {
                     last = Some(error);
                 }
             }
@@ -48,8 +48,8 @@ pub(super) async fn first<T, E>(
     }
 }
 
-/// The hosts of the address, each as an address of its own, in random order: so the connections of many replicas spread
-/// over the nodes.
+/// The hosts of the address, each as an address of its own, in random order, so that the connections of many replicas
+/// spread over the nodes.
 pub(super) fn hosts(address: &Address) -> Vec<Address> {
     let mut hosts = address.each_host();
     fastrand::shuffle(&mut hosts);
@@ -59,7 +59,7 @@ pub(super) fn hosts(address: &Address) -> Vec<Address> {
 /// The socket addresses of a host, in random order.
 ///
 /// # Errors
-/// The name has none, or they cannot be found.
+/// The name has no address, or its addresses cannot be found.
 pub(super) async fn resolve(host: &Address) -> io::Result<Vec<SocketAddr>> {
     let authority = host.uri().authority;
     let mut found: Vec<SocketAddr> = lookup_host((authority.host, authority.port)).await?.collect();
@@ -97,11 +97,11 @@ mod tests {
         let silent = || Box::pin(pending()) as Attempt;
         assert_eq!(run(vec![silent(), after(10, Ok("b"))]).await, (Some(Ok("b")), 2_010));
         assert_eq!(run(vec![silent(), silent(), after(10, Ok("c"))]).await, (Some(Ok("c")), 4_010));
-        // One that fails is followed at once, also beside one that does not answer.
+        // When one fails, the next begins at once, also beside one that does not answer.
         assert_eq!(run(vec![after(5, Err("a")), after(10, Ok("b"))]).await, (Some(Ok("b")), 15));
         let all = vec![silent(), after(5, Err("b")), after(10, Ok("c"))];
         assert_eq!(run(all).await, (Some(Ok("c")), 2_015));
-        // The first answer counts, whichever began first.
+        // The first answer counts, regardless of which attempt began first.
         assert_eq!(run(vec![after(2_005, Ok("a")), after(10, Ok("b"))]).await, (Some(Ok("a")), 2_005));
         assert_eq!(run(vec![after(10, Ok("a")), silent()]).await, (Some(Ok("a")), 10));
     }
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(run(Vec::new()).await.0, None);
         assert_eq!(run(vec![after(0, Err("a")), after(0, Err("b"))]).await.0, Some(Err("b")));
         assert_eq!(run(vec![after(0, Err("login")), after(0, Err("b"))]).await.0, Some(Err("login")));
-        // One that says nothing does not hide it either.
+        // An attempt that never answers does not hide that error either.
         let silent = || Box::pin(pending()) as Attempt;
         assert_eq!(run(vec![silent(), after(0, Err("login"))]).await, (Some(Err("login")), 10_000));
         assert_eq!(run(vec![silent(), silent()]).await, (None, 10_000));

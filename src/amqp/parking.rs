@@ -1,4 +1,4 @@
-//! Parks the jobs of one downstream: their copies wait in the broker until it is nearly time.
+//! Parks the jobs of one downstream: their copies wait in the broker until shortly before their time.
 
 use std::fmt;
 use std::sync::{Arc, Mutex as StdMutex};
@@ -37,7 +37,7 @@ struct Available {
 enum State {
     Unknown,
     Open,
-    /// Jobs cannot be parked. If there is an instant, it is tried again from then on.
+    /// Jobs cannot be parked. If there is an instant, parking is tried again from then on.
     Shut(Option<Instant>),
 }
 
@@ -50,7 +50,8 @@ impl Available {
         }
     }
 
-    /// Notes that jobs cannot be parked, for this reason, until it is tried again or [`Parking::open`] is called.
+    /// Records that jobs cannot be parked, for this reason, until parking is tried again or [`Parking::open`] is
+    /// called.
     fn shut(&self, why: &dyn fmt::Display, retry: Option<Duration>) {
         let until = retry.map(|retry| Instant::now() + retry);
         if !matches!(self.state.send_replace(State::Shut(until)), State::Shut(_)) {
@@ -66,7 +67,8 @@ pub(super) struct Parking {
     available: Available,
     pub(super) rungs: Arc<Rungs>,
     orders: mpsc::UnboundedSender<Order>,
-    /// Has the jobs brought home that wait for a limit, but for those that were parked under these versions of it.
+    /// Requests that jobs that wait for the limit come home, except those that were parked under these versions of
+    /// it.
     pub(super) unpark: watch::Sender<Option<String>>,
 }
 
@@ -110,7 +112,7 @@ pub(super) struct Parker {
 pub(super) struct Misfits(StdMutex<Episode>);
 
 impl Default for Misfits {
-    /// At once, and every ten minutes while there are any.
+    /// Logs at once, and every ten minutes while there are any.
     fn default() -> Self {
         Self(StdMutex::new(Episode::at_interval(Duration::from_secs(600))))
     }
@@ -139,7 +141,7 @@ impl Parking {
         let _ = self.available.state.subscribe().wait_for(|state| *state != State::Unknown).await;
     }
 
-    /// Notes that jobs that are parked come back.
+    /// Records that parked jobs come back.
     pub(super) fn open(&self) {
         if matches!(self.available.state.send_replace(State::Open), State::Shut(_)) {
             let downstream = &self.available.downstream;
@@ -147,12 +149,13 @@ impl Parking {
         }
     }
 
-    /// Notes that jobs cannot be parked, for this reason, until it is tried again or [`Parking::open`] is called.
+    /// Records that jobs cannot be parked, for this reason, until parking is tried again or [`Parking::open`] is
+    /// called.
     pub(super) fn shut(&self, why: &dyn fmt::Display, retry: Option<Duration>) {
         self.available.shut(why, retry);
     }
 
-    /// Takes the job over at once. The future only waits for the result.
+    /// Accepts the job at once. The future only waits for the result.
     pub(super) fn park(
         &self,
         ticket: Box<dyn Parkable>,
@@ -215,13 +218,14 @@ impl Parker {
             // An exchange that was deleted is declared again first.
             let may_exist = !matches!(error, PublishError::NoExchange(_)) || refusals > 0;
             if is_own && is_refusal(&error) && may_exist {
-                // It waits where others do.
+                // The job waits on a rung that downstreams share.
                 self.own.refuse(downstream, &error);
                 refusals = 0;
                 continue;
             }
             refusals += u32::from(!error.is_retryable());
-            // All who park there share a channel, which a refusal costs: the first one may be that of another order.
+            // All jobs that are parked there share a channel, which a refusal closes: the first refusal may be that
+            // of another order.
             if refusals > 1 {
                 available.shut(&error, Some(RETRY));
                 self.log
@@ -229,7 +233,8 @@ impl Parker {
                 break Parked::Refused(ticket);
             }
             if !std::mem::replace(&mut troubled, true) {
-                self.log.line("trying-on", || warn!(downstream, %error, "cannot park a job; trying again"));
+                self.log
+                    .line("trying-again", || warn!(downstream, %error, "cannot park a job; trying again"));
             }
             tokio::time::sleep(backoff.next()).await;
         };

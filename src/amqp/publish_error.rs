@@ -14,7 +14,7 @@ pub enum PublishError {
     /// There is no connection.
     #[error("not connected to RabbitMQ")]
     Unavailable,
-    /// There was no confirm in time; the message may have arrived all the same.
+    /// There was no confirm in time; the message may still have arrived.
     #[error("RabbitMQ did not confirm within {} s{}", after.as_secs(), if *blocked { ": it blocks publishers over a memory or disk alarm" } else { "" })]
     TimedOut {
         /// The time-out.
@@ -22,10 +22,10 @@ pub enum PublishError {
         /// Whether the broker has reported that it accepts nothing at the moment.
         blocked: bool,
     },
-    /// It was published, and is not confirmed for so long that nobody waits for it any more.
+    /// It was published, and has not been confirmed for so long that nobody waits for it any more.
     #[error("RabbitMQ does not confirm the message: its queue may be without a leader")]
     Unconfirmed,
-    /// The channel or the connection was lost; the message may have arrived all the same.
+    /// The channel or the connection was lost; the message may still have arrived.
     #[error("lost the channel to RabbitMQ: {0}")]
     Lost(String),
     /// The broker does not accept it now: the queue is full, or has no leader.
@@ -69,7 +69,7 @@ impl PublishError {
     }
 }
 
-/// What a confirm says; a message that was returned goes by its routing key.
+/// The result that a confirm reports; a message that was returned is named by its routing key.
 pub(super) fn outcome(confirmation: Confirmation, key: &ShortString) -> Result<(), PublishError> {
     match confirmation {
         Confirmation::Ack(None) => Ok(()),

@@ -30,7 +30,7 @@ const PUBLISH: Duration = Duration::from_secs(30);
 /// The most publishes to one queue that are outstanding and must reach it: each has a channel.
 const ROUTED: usize = 8;
 
-/// The most publishes to one queue that are outstanding in order. With 32 a quorum queue has its channel block the
+/// The most publishes to one queue that are outstanding in order. With 32, the channel of a quorum queue blocks the
 /// connection until they are processed.
 const ORDERED: usize = 24;
 
@@ -53,10 +53,10 @@ struct Shared {
 /// How the publishes to a queue use channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ordering {
-    /// They share a channel, and arrive in order. One that no queue takes is confirmed all the same.
+    /// They share a channel, and arrive in order. One that no queue takes is confirmed too.
     Kept,
-    /// Each has a channel to itself, and fails if no queue takes it: lapin hands a returned message to the next confirm,
-    /// whichever that is.
+    /// Each has a channel to itself, and fails if no queue takes it: lapin attaches a returned message to the next
+    /// confirm, even if that is of another publish.
     Free,
 }
 
@@ -64,11 +64,11 @@ pub(super) enum Ordering {
 pub(super) struct Turn {
     open: Arc<Open>,
     permit: Permit,
-    place: Place,
+    turn_channel: TurnChannel,
 }
 
 /// The channel of a [`Turn`].
-enum Place {
+enum TurnChannel {
     Shared(OwnedMutexGuard<Option<Pooled>>),
     Own(Pooled),
 }
@@ -101,7 +101,7 @@ impl Publisher {
     /// Not cancel safe: a dropped future may or may not have published.
     ///
     /// # Errors
-    /// [`PublishError::is_retryable`] tells what may be tried again.
+    /// [`PublishError::is_retryable`] says which errors may be temporary.
     pub async fn publish(
         &self,
         exchange: &str,
@@ -146,24 +146,24 @@ impl Publisher {
     pub(super) async fn turn(&self, queue: &str, order: Ordering) -> Result<Turn, PublishError> {
         self.in_time(async {
             let targets = &self.shared.targets;
-            let (open, permit, place) = match order {
+            let (open, permit, turn_channel) = match order {
                 Ordering::Kept => {
                     let (permit, mut shared) = targets.enter_in_order(queue, ORDERED).await;
                     let open = self.open().await?;
                     if !shared.as_ref().is_some_and(|pooled| pooled.channel.status().connected()) {
                         *shared = Some(open.channel().await?);
                     }
-                    (open, permit, Place::Shared(shared))
+                    (open, permit, TurnChannel::Shared(shared))
                 }
                 Ordering::Free => {
                     let permit = targets.enter(queue, ROUTED).await;
                     let open = self.open().await?;
                     let own = open.channel().await?;
-                    (open, permit, Place::Own(own))
+                    (open, permit, TurnChannel::Own(own))
                 }
             };
             open.unblocked().await;
-            Ok(Turn { open, permit, place })
+            Ok(Turn { open, permit, turn_channel })
         })
         .await
     }
@@ -222,13 +222,13 @@ impl fmt::Debug for Publisher {
 }
 
 impl Turn {
-    /// Publishes a message, and waits for the outcome for as long as the channel lives: until then nobody knows whether the
-    /// queue has it, so that publishing it again could make a copy. After 20 minutes the channel is closed.
+    /// Publishes a message, and waits for the outcome for as long as the channel lives: until then nobody knows
+    /// whether the queue has it, so publishing it again could create a copy. After 20 minutes the channel is closed.
     ///
-    /// Cancel safe: the first poll publishes, and a dropped future only does not learn the outcome.
+    /// Cancel safe: the first poll publishes, and after a drop only the outcome stays unknown.
     ///
     /// # Errors
-    /// Those of [`Publisher::publish`], but a time-out.
+    /// Those of [`Publisher::publish`], except a time-out.
     pub(super) async fn publish(
         self,
         exchange: &str,
@@ -237,11 +237,11 @@ impl Turn {
         body: &Bytes,
     ) -> Result<(), PublishError> {
         let to = (short(exchange)?, short(routing_key)?);
-        let Self { open, mut permit, place } = self;
+        let Self { open, mut permit, turn_channel } = self;
         open.check_headers(&properties)?;
-        let (channel, mandatory) = match &place {
-            Place::Shared(shared) => (shared.as_ref().map(|pooled| pooled.channel.clone()), false),
-            Place::Own(pooled) => (Some(pooled.channel.clone()), true),
+        let (channel, mandatory) = match &turn_channel {
+            TurnChannel::Shared(shared) => (shared.as_ref().map(|pooled| pooled.channel.clone()), false),
+            TurnChannel::Own(pooled) => (Some(pooled.channel.clone()), true),
         };
         let channel = channel.ok_or(PublishError::Unavailable)?;
         let (sender, body) = (channel.clone(), body.clone());
@@ -249,12 +249,12 @@ impl Turn {
         // The first poll numbers the publish and queues its frames, while nobody else has the channel.
         let first = poll_fn(|cx| Poll::Ready(sent.as_mut().poll(cx))).await;
         // Others may publish in order now; a channel of its own is kept until the outcome is known.
-        let own = match place {
-            Place::Shared(turn) => {
+        let own = match turn_channel {
+            TurnChannel::Shared(turn) => {
                 drop(turn);
                 None
             }
-            Place::Own(own) => Some(own),
+            TurnChannel::Own(own) => Some(own),
         };
         let outcome = async move {
             match first {
@@ -268,7 +268,7 @@ impl Turn {
             if outcome.is_none() {
                 close(&channel).await;
             }
-            // Others may have the channel only now: none of them takes one with a publish that is given up.
+            // Others may take the channel only now: then no abandoned publish is outstanding on it.
             drop((own, permit));
             outcome
         });
@@ -303,7 +303,7 @@ impl Open {
         self.channels.take(&self.connection).await.map_err(|error| PublishError::Lost(error.to_string()))
     }
 
-    /// Waits while the broker accepts nothing: lapin would keep even the frames of a publish that is given up, and each
+    /// Waits while the broker accepts nothing: lapin would keep even the frames of an abandoned publish, and each
     /// further attempt would become another copy.
     async fn unblocked(&self) {
         while self.connection.status().blocked() && self.connection.status().connected() {
@@ -311,7 +311,8 @@ impl Open {
         }
     }
 
-    /// Headers that do not fit a frame would cost the connection, and all in flight with it.
+    /// Headers that do not fit a frame would make the broker close the connection, and end all publishes in progress
+    /// on it.
     fn check_headers(&self, properties: &BasicProperties) -> Result<(), PublishError> {
         let (size, max) = (letter::size(properties), frame_max(&self.connection));
         if size > max { Err(PublishError::HeadersTooLarge { size, max }) } else { Ok(()) }

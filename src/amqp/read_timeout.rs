@@ -11,21 +11,21 @@ use super::error::Error;
 /// The time-out at shutdown, as a drain has little time.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How often it is checked whether bodies are cut.
+/// How often it checks whether bodies are cut.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest wait, although bodies are cut: those of other downstreams, too, come over the connection.
+/// The longest wait, even while bodies are cut: the connection also carries those of other downstreams.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The time-out [`ANSWER`]. It stands still while bodies are cut, but ends after [`LONGEST`] in any case. From a shutdown on it
-/// ends after [`SHUTDOWN_TIMEOUT`] at the latest, also while bodies are cut.
+/// The time-out [`ANSWER`]. It stands still while bodies are cut, but ends after [`LONGEST`] in any case. From a
+/// shutdown on it ends after [`SHUTDOWN_TIMEOUT`] at the latest, also while bodies are cut.
 pub(super) struct ReadTimeout<'a> {
     admissions: &'a Admissions,
     /// The progress at the last check.
     progress: u64,
     closing: &'a CancellationToken,
     left: Duration,
-    /// What is left in all.
+    /// The time that is left, also while bodies are cut.
     all: Duration,
     is_last: bool,
 }
@@ -39,15 +39,15 @@ impl<'a> ReadTimeout<'a> {
     /// Ends when the time is over. Cancel safe: elapsed time stays counted, except for the last second.
     pub(super) async fn elapsed(&mut self) {
         while !self.left.min(self.all).is_zero() {
-            let look = CHECK_INTERVAL.min(self.left).min(self.all);
+            let step = CHECK_INTERVAL.min(self.left).min(self.all);
             tokio::select! {
                 biased;
                 () = self.closing.cancelled(), if !self.is_last => self.hurry(),
-                () = tokio::time::sleep(look) => {
+                () = tokio::time::sleep(step) => {
                     let before = std::mem::replace(&mut self.progress, self.admissions.progress());
-                    self.all -= look;
+                    self.all -= step;
                     if self.is_last || before == self.progress {
-                        self.left -= look;
+                        self.left -= step;
                     }
                 }
             }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::amqp::guard::Admit as _;
 
-    /// How long the time-out takes while bodies are cut for so long, if it is closed after so long.
+    /// How long the time-out takes while bodies are cut for `cut_for`, if it is closed after `closed_after`.
     async fn takes(cut_for: Duration, closed_after: Option<Duration>) -> Duration {
         let (admissions, closing) = (Admissions::default(), CancellationToken::new());
         let (mut timeout, start) = (ReadTimeout::new(&admissions, &closing), Instant::now());

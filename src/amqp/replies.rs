@@ -1,4 +1,5 @@
-//! The connection for replies, which is opened when the first one is due, and ever later if it is lost again and again.
+//! The connection for replies. It is opened when the first one is due, and later each time it is lost again and
+//! again.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use super::publisher::{Ordering, Publisher};
 use super::supervisor::{Up, fixed};
 use super::targets::Targets;
 
-/// Publishes replies over a connection that carries nothing else. Their producers choose the queue, and some
-/// names make a broker close the whole connection (3.10 over a malformed name for Direct Reply-To): that must
-/// cost neither dead letters nor the readiness of this replica.
+/// Publishes replies over a connection that carries nothing else. Their producers choose the queue, and some names
+/// make a broker close the whole connection (3.10 over a malformed name for Direct Reply-To): that must harm neither
+/// dead letters nor the readiness of this replica.
 #[derive(Debug)]
 pub(super) struct Replies {
     address: Address,
@@ -26,7 +27,7 @@ pub(super) struct Replies {
     state: Mutex<State>,
 }
 
-/// How many times the time-out of a publish a reply is awaited once it was published.
+/// How many times the time-out of a publish paced waits for the confirm of a reply.
 const WAITS: u32 = 3;
 
 #[derive(Debug, Default)]
@@ -44,8 +45,8 @@ impl Replies {
         Self { address, targets, state: Mutex::default() }
     }
 
-    /// Publishes a reply once, if it is still `wanted` when its turn comes, and waits for the confirm: for so long that a
-    /// queue without a leader does not hold the job for ever.
+    /// Publishes a reply once, if it is still `wanted` when its turn comes, and waits for the confirm. The wait is
+    /// bounded, so that a queue without a leader does not hold the job for ever.
     ///
     /// Not cancel safe: a dropped future may or may not have published.
     ///

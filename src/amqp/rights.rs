@@ -10,10 +10,11 @@ use super::connection::{ANSWER, ask, channel, close, confirming};
 use super::error::{Error, soft, text};
 use super::topology::short;
 
-/// Checks that the user may consume the queue, by a consumer whose priority is no number, which no broker accepts.
+/// Checks that the user may consume the queue. It requests a consumer whose priority is not a number, which no broker
+/// accepts.
 ///
 /// # Errors
-/// [`Error::Refused`] if the user may not; any other error of the broker but the expected one.
+/// [`Error::Refused`] if the user may not; any other error of the broker except the expected one.
 pub(super) async fn check_consume(connection: &Connection, queue: &str) -> Result<(), Error> {
     let channel = channel(connection).await?;
     let mut arguments = FieldTable::default();
@@ -29,8 +30,8 @@ pub(super) async fn check_consume(connection: &Connection, queue: &str) -> Resul
     }
 }
 
-/// The reason why the user may not publish by way of the default exchange, determined by a message for a queue that
-/// does not exist, which is returned. `None` where the user may, or the broker does not say.
+/// The reason why the user may not publish through the default exchange. It is determined by a message for a queue
+/// that does not exist, which the broker returns. `None` where the user may, or the broker does not say.
 pub(super) async fn refused_publish(connection: &Connection) -> Option<String> {
     let channel = confirming(connection).await.ok()?;
     let published = async {

@@ -22,32 +22,33 @@ use crate::dispatch::{ParkReason, Stay};
 use crate::lock::lock;
 use crate::time::wall_now;
 
-/// How long after jobs could not be parked it is tried again whether they can.
+/// The delay before parking is retried.
 pub(super) const RETRY: Duration = Duration::from_secs(60);
 
-/// How often it is tried again so soon whether a downstream's own rungs can be used, and how much later after that: they need
+/// How often the use of a downstream's own rungs is retried after that delay; later retries are rarer. The rungs need
 /// not exist, and each attempt costs a channel and a line in the broker's log.
 const SOON: u32 = 5;
 const LATER: u32 = 10;
 
-/// The rungs that exist, for all downstreams of a process. Each has a lock, since the declaration of one whose queue has
-/// trouble may take long; those of a downstream's own have one together, since they exist together.
+/// The rungs that exist, for all downstreams of a process. Each has a lock, since the declaration of one whose queue
+/// has trouble may take long. The rungs of one downstream share a lock, since they exist together.
 #[derive(Debug)]
 pub(super) struct Rungs {
     known: StdMutex<BTreeMap<String, Arc<Mutex<bool>>>>,
-    /// Bounds how many downstreams declare their own at a time: that takes channels of a connection over which jobs are consumed.
+    /// Bounds how many downstreams declare their own rungs at a time: each takes a channel of a connection over which
+    /// jobs are consumed.
     declaring: Semaphore,
 }
 
 impl Default for Rungs {
     fn default() -> Self {
-        Self { known: StdMutex::default(), declaring: Semaphore::new(gate::PLACES) }
+        Self { known: StdMutex::default(), declaring: Semaphore::new(gate::PERMITS) }
     }
 }
 
 impl Rungs {
-    /// Ensures that these rungs exist, unless that was done before, for callers one after another. Returns whether it was
-    /// done now. Fails where there is no connection.
+    /// Ensures that these rungs exist, unless that was done before, for callers one after another. Returns whether it
+    /// was done now. Fails where there is no connection.
     pub(super) async fn ensure(
         &self,
         current: &ConnectionWatch,
@@ -60,8 +61,8 @@ impl Rungs {
         if *is_known {
             return Ok(false);
         }
-        // It is never closed.
-        let _place = if *is_own { self.declaring.acquire().await.ok() } else { None };
+        // The semaphore is never closed.
+        let _permit = if *is_own { self.declaring.acquire().await.ok() } else { None };
         let lost = || Error::Failed { what: name.clone(), detail: "not connected".to_owned() };
         let connection = current.borrow().clone().ok_or_else(lost)?;
         for delay in delays {
@@ -83,20 +84,20 @@ impl Rungs {
         Arc::clone(lock(&self.known).entry(name.to_owned()).or_default())
     }
 
-    /// Has these rungs ensured again: their downstream is not served any more, and its queues may be deleted.
+    /// Makes these rungs be ensured again: their downstream is not served any more, and its queues may be deleted.
     pub(super) fn forget(&self, delays: impl Iterator<Item = Delay>) {
         let mut known = lock(&self.known);
         delays.for_each(|delay| drop(known.remove(&delay.name)));
     }
 
-    /// Has each rung ensured again, since one does not exist any more.
+    /// Makes each rung be ensured again, since one does not exist any more.
     pub(super) fn forget_all(&self) {
         lock(&self.known).clear();
     }
 }
 
 async fn add(connection: &Connection, options: &Options, delay: &Delay) -> Result<(), Error> {
-    // The broker closes the channel over a declaration that it refuses.
+    // The broker closes the channel when it refuses a declaration.
     let channel = channel(connection).await?;
     let ensured = ensure_rung(&channel, options, delay).await;
     close(&channel).await;
@@ -106,7 +107,7 @@ async fn add(connection: &Connection, options: &Options, delay: &Delay) -> Resul
 /// Where a job waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Nowhere: it goes to the home exchange at once.
+    /// Nowhere: the job goes to the home exchange at once.
     Home,
     /// On a rung that all downstreams share.
     Shared(Rung),
@@ -114,8 +115,8 @@ pub(super) enum Wait {
     Own(Rung),
 }
 
-/// Until when rungs are not used, since they cannot be: what would wait there waits on the shared ones. And how often that was
-/// found, one time soon after the other.
+/// Until when the rungs are not used, since that failed: jobs that would wait there wait on the shared rungs. And how
+/// often it failed in quick succession.
 #[derive(Debug, Default)]
 struct Refused {
     until: Option<Instant>,
@@ -127,18 +128,18 @@ impl Refused {
         self.until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Whether the last trouble is long over, so that the next one is another.
+    /// Whether the last trouble is long over, so that the next one is a new trouble.
     fn is_old(&self) -> bool {
         self.until.is_some_and(|until| until + RETRY * LATER <= Instant::now())
     }
 }
 
-/// The rungs of one downstream's own.
+/// The rungs of one downstream.
 #[derive(Debug)]
 pub(super) struct Own {
     delays: Vec<Delay>,
     refused: StdMutex<Refused>,
-    /// Held by the one who declares them.
+    /// Held by the task that declares them.
     declaring: Mutex<()>,
     /// Reads their lengths once they exist.
     depths: Depths,
@@ -154,11 +155,11 @@ impl Own {
         lock(&self.refused).is_on()
     }
 
-    /// Notes that they cannot be used, with one warning for each trouble. That is tried again after [`RETRY`], and later more
-    /// seldom.
+    /// Records that they cannot be used, with one warning for each trouble. Their use is retried after [`RETRY`], and
+    /// more rarely later.
     pub(super) fn refuse(&self, downstream: &str, why: &dyn fmt::Display) {
         let mut refused = lock(&self.refused);
-        // Many who park there may find out at the same time.
+        // Many jobs that are parked there may find out at the same time.
         if refused.is_on() {
             return;
         }
@@ -200,7 +201,7 @@ impl Own {
         downstream: &str,
     ) -> Result<bool, Error> {
         let _declaring = self.declaring.lock().await;
-        // A task that waited for another one uses the result of that one.
+        // A task that waited for another one uses its result.
         if self.is_refused() {
             return Ok(false);
         }
@@ -212,7 +213,7 @@ impl Own {
             Err(error) => Err(error),
             Ok(is_new) => {
                 if is_new {
-                    self.depths.look_for_waits(downstream);
+                    self.depths.waits_declared(downstream);
                 }
                 Ok(true)
             }
@@ -266,7 +267,7 @@ mod tests {
         let own: Vec<_> = options.names().waits("billing").collect();
         let shared = [options.names().park(Rung::all().next().unwrap())];
         let is_tried = |delays: &[Delay]| rungs.ensure(&nowhere, &options, delays).now_or_never().is_some();
-        let others = rungs.declaring.acquire_many(gate::PLACES.try_into().unwrap()).await.unwrap();
+        let others = rungs.declaring.acquire_many(gate::PERMITS.try_into().unwrap()).await.unwrap();
         assert!(!is_tried(&own));
         assert!(is_tried(&shared));
         drop(others);

@@ -1,5 +1,5 @@
-//! The messages of one downstream, over one connection after another: those of its jobs' queue, and those that come home
-//! from where they were parked.
+//! The messages of one downstream, over one connection after another: those of its jobs' queue, and those that come
+//! home from where they were parked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,12 +34,12 @@ pub struct AmqpSource {
     arrivals: mpsc::UnboundedReceiver<Delivery>,
     /// The window in force; 0 while it is paused.
     window: watch::Sender<u16>,
-    /// The window while it is not paused.
+    /// The window that the dispatcher wants while it is not paused.
     wanted: u16,
     is_paused: bool,
     /// Whether each queue has no consumer.
     idle: [watch::Receiver<bool>; 2],
-    /// The size that messages of the jobs' queue are taken to have, in bytes.
+    /// The assumed size of messages of the jobs' queue, in bytes.
     size: Arc<AtomicU64>,
     /// The account of the bytes that it holds.
     account: Arc<Account>,
@@ -65,7 +65,7 @@ impl Source for AmqpSource {
         }
     }
 
-    /// Messages that are unsettled stay so, and count for the new window: none is delivered until fewer are unsettled.
+    /// Unsettled messages stay so, and count for the new window: the broker delivers none until fewer are unsettled.
     fn resize(&mut self, window: u16) {
         self.wanted = window;
         self.set_window();

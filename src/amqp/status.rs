@@ -46,8 +46,8 @@ impl Status {
         (!lost.is_empty()).then(|| format!("no connection to RabbitMQ at {at} for {purposes}"))
     }
 
-    /// The queues that have not confirmed for some seconds what is published to them, by name; at most 40, since producers
-    /// choose those of replies.
+    /// The queues that have not confirmed publishes for some seconds, by name; at most 40, since producers choose the
+    /// queues of replies.
     pub fn unconfirmed(&self) -> Vec<String> {
         self.targets.iter().flat_map(Targets::late).collect()
     }

@@ -1,4 +1,4 @@
-//! Keeps a connection up: when it is lost, it connects again for as long as it takes.
+//! Keeps a connection up: when it is lost, it connects again and again until it succeeds.
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -28,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Up {
     connection: Connection,
-    /// Its consuming channels. A number of a channel has another meaning on each connection.
+    /// Its consuming channels. The same channel number means another channel on each connection.
     pub(super) admissions: Arc<Admissions>,
 }
 
@@ -63,12 +63,12 @@ pub(super) async fn up(current: &mut ConnectionWatch) -> Option<Arc<Up>> {
     current.wait_for(usable).await.ok().and_then(|slot| slot.clone())
 }
 
-/// The connections that ought to be up, for one gauge over all of them.
+/// The connections that should be up, for one gauge over all of them.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionStates(Mutex<BTreeSet<String>>);
 
 impl ConnectionStates {
-    /// Notes whether the connection for `purpose` is up.
+    /// Records whether the connection for `purpose` is up.
     pub(super) fn set(&self, purpose: &str, is_up: bool) {
         let mut down = lock(&self.0);
         let _ = if is_up { down.remove(purpose) } else { down.insert(purpose.to_owned()) };

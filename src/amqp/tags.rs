@@ -74,9 +74,9 @@ impl Tags {
 
     /// The frames for all settlements that are pending.
     ///
-    /// Everything below the lowest outstanding tag is settled, so one ack covers what is acked there, after the frames
-    /// for what is given back there. Above it each ack has a frame of its own: a job that takes long does not hold up
-    /// the others.
+    /// Everything below the lowest outstanding tag is settled. So one ack covers what is acked there, after the
+    /// frames for what is given back there. Above it each ack has a frame of its own: a slow job does not delay the
+    /// others.
     pub(super) fn flush(&mut self) -> Vec<Frame> {
         let mut frames: Vec<_> = self.given_back.drain(..).map(Frame::GiveBack).collect();
         let above = match self.outstanding.first() {

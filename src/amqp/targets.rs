@@ -1,7 +1,7 @@
-//! The permits of publishes, by the queue that they go to, and the queues that do not confirm.
+//! The permits of publishes, one set for each destination queue, and the queues that do not confirm.
 //!
-//! A queue without a leader keeps the permits of what was published to it, and no others: a publish takes one for its own
-//! queue, and keeps it until its outcome is known, whether or not anybody still waits for that.
+//! A queue without a leader keeps the permits of the publishes to it, and no others: a publish takes a permit for its
+//! own queue, and keeps it until its outcome is known, whether or not anybody still waits for that.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,14 +20,14 @@ use crate::lock::lock;
 /// How long a publish is outstanding before its queue counts as one that does not confirm.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a publish is outstanding at most: less than RabbitMQ's `consumer_timeout`, 30 minutes unless set, after which it
-/// takes back the message whose job waits for it.
+/// How long a publish is outstanding at most: less than RabbitMQ's `consumer_timeout`, 30 minutes unless set. After
+/// that time the broker takes back the message whose job waits for the publish.
 const LONGEST: Duration = Duration::from_secs(20 * 60);
 
-/// How often an outstanding publish is looked at.
+/// How often an outstanding publish is checked.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The queues that are named at most: producers choose those of replies.
+/// The most queues that are named: producers choose the queues of replies.
 const NAMED: usize = 20;
 
 type Known = Arc<Mutex<BTreeMap<String, Weak<Target>>>>;
@@ -43,7 +43,7 @@ pub(super) struct Targets {
 pub(super) struct Target {
     queue: String,
     permits: Arc<Semaphore>,
-    /// The channel of the messages that go to it in order.
+    /// The channel for the messages that must reach it in order.
     channel: Arc<tokio::sync::Mutex<Option<Pooled>>>,
     trouble: Mutex<Trouble>,
     targets: Targets,
@@ -87,9 +87,9 @@ impl Targets {
         }
     }
 
-    /// As [`Targets::enter`], for messages that go to the queue in order: callers have its channel one after another. They
-    /// wait for the channel first, since permits come free on several threads at once, and who waits for these is not woken
-    /// in order.
+    /// As [`Targets::enter`], for messages that must reach the queue in order: callers have its channel one after
+    /// another. They wait for the channel first, since several threads free permits at the same time, and then the
+    /// waiting callers are not woken in order.
     ///
     /// Cancel safe.
     pub(super) async fn enter_in_order(
@@ -102,7 +102,7 @@ impl Targets {
         (self.enter(queue, most).await, channel)
     }
 
-    /// The queues to which publishes are outstanding for long, by name.
+    /// The queues that have had outstanding publishes for long, by name.
     pub(super) fn late(&self) -> Vec<String> {
         let known: Vec<_> = lock(&self.known).values().filter_map(Weak::upgrade).collect();
         let late = known.iter().filter(|target| lock(&target.trouble).late > 0);
@@ -143,8 +143,8 @@ impl fmt::Debug for Target {
 }
 
 impl Permit {
-    /// Waits for the outcome of a publish for as long as its channel lives, and at most for [`LONGEST`]; `None` without one,
-    /// when the caller closes the channel before the permit is dropped.
+    /// Waits for the outcome of a publish for as long as its channel lives, and for [`LONGEST`] at most. `None`
+    /// without an outcome; then the caller closes the channel before the permit is dropped.
     ///
     /// The state is `None` if the channel is gone, `Some(true)` while time counts against the queue, and `Some(false)` while the
     /// broker accepts nothing from anybody.
@@ -188,7 +188,7 @@ impl Permit {
         }
     }
 
-    /// Notes that the publish is not outstanding any more; `confirms` where that shows that the queue confirms.
+    /// Records that the publish is not outstanding any more; `confirms` where that shows that the queue confirms.
     fn ended(&mut self, confirms: bool) {
         let Target { queue, trouble, targets, .. } = &*self.target;
         let mut trouble = lock(trouble);

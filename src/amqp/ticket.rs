@@ -113,8 +113,8 @@ impl Settlement {
 /// channel each time is not a requester's.
 const REPLY_FAILURES: u32 = 3;
 
-/// A message that came back more often is not given back voluntarily: RabbitMQ 4.0 to 4.2 drop messages that came back
-/// 20 times, unless another limit is set.
+/// A message that came back more often is not given back voluntarily: RabbitMQ 4.0 to 4.2 drop a message that came
+/// back 20 times, unless another limit is set.
 const MOST_DELIVERIES: i128 = 10;
 
 /// How often the message came back, as a quorum queue counts it.
@@ -236,7 +236,7 @@ impl Ticket for AmqpTicket {
             let queue = queue.as_str();
             let is_done =
                 self.until_done(&PendingPublish::Reply { queue, body: reply::body(response) }).await;
-            // It is given up while the message is live.
+            // The publish is given up while the message is live.
             is_done || self.is_live()
         })
     }
@@ -274,8 +274,8 @@ impl PendingPublish<'_> {
         }
     }
 
-    /// True where further attempts would only hold the job up. A dead letter must not be lost, and nobody waits for it;
-    /// but a requester that is gone or broken could keep the job waiting for ever.
+    /// True where further attempts would only delay the job. A dead letter must not be lost, and nobody waits for it.
+    /// But a requester that is gone or broken could make the job wait for ever.
     fn is_lost(&self, error: &PublishError, failures: u32) -> bool {
         match self {
             Self::DeadLetter { .. } => false,

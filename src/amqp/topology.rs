@@ -10,9 +10,9 @@ use super::existing::Existing;
 use super::ladder::Rung;
 use super::{Downstream, Options};
 
-/// The delivery limit of queues. It is so high that no job is dropped for its give-backs; it is set, so that a job that
-/// is given back keeps its place; and it is positive, because RabbitMQ 3.10 drops a job at its first give-back where
-/// the limit is -1.
+/// The delivery limit of queues. It is so high that no job is dropped for its returns. It is set, so that a job that
+/// is given back keeps its place. It is positive, because RabbitMQ 3.10 drops a job at its first return where the
+/// limit is -1.
 const DELIVERY_LIMIT: i64 = 1_000_000;
 
 /// The names that follow the prefix.
@@ -80,7 +80,7 @@ pub(super) struct Delay {
 
 /// Ensures that one downstream's exchanges and queues exist, for callers that need no others.
 ///
-/// Every call uses a channel of its own, since the broker closes it over what it refuses.
+/// Every call uses a channel of its own, since the broker closes it when it refuses a declaration.
 pub(super) async fn ensure(
     connection: &Connection,
     options: &Options,
@@ -105,14 +105,15 @@ pub(super) async fn ensure(
     }
 }
 
-/// Whether a publisher may go on without the check: nothing is to be declared, and the user may not even inspect (which
-/// RabbitMQ 4.3 requires some permission for). A missing queue then causes an error when something is published.
+/// Whether a publisher may continue without the check: nothing is to be declared, and the user may not even inspect
+/// (RabbitMQ 4.3 requires some permission for that). A missing queue then causes an error when something is
+/// published.
 pub(super) const fn is_needless(options: &Options, ensured: &Result<(), Error>) -> bool {
     !options.declare && matches!(ensured, Err(Error::Refused { .. }))
 }
 
-/// Whether the downstream uses the shared exchanges and queues. One that consumes an existing queue needs none of them,
-/// but `declare` promises them all the same.
+/// Whether the downstream uses the shared exchanges and queues. A downstream that consumes an existing queue needs
+/// none of them, but `declare` still promises them.
 pub(super) const fn needs_shared(options: &Options, downstream: &Downstream) -> bool {
     options.declare || downstream.queue.is_none()
 }
@@ -181,7 +182,7 @@ pub(super) async fn ensure_rung(channel: &Channel, options: &Options, delay: &De
     arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
     // Without its queue, what is published to the exchange must not vanish.
     declare_exchange(channel, name, ExchangeKind::Fanout, alternate(&names)?).await?;
-    // One with another time to live would be no such rung.
+    // A rung with another time to live would be another rung.
     declare_queue(channel, &Existing::default(), name, arguments).await?;
     bind(channel, name, name, "").await
 }
@@ -249,11 +250,11 @@ pub(super) async fn find_exchange(channel: &Channel, name: &str) -> Result<(), E
 
 /// The number of messages in the queue; fails if the queue does not exist.
 pub(super) async fn find_queue(channel: &Channel, name: &str) -> Result<u32, Error> {
-    look(channel, name).await.map(|(ready, _)| ready)
+    queue_counts(channel, name).await.map(|(ready, _)| ready)
 }
 
 /// The numbers of messages and of consumers of the queue; fails if the queue does not exist.
-pub(super) async fn look(channel: &Channel, name: &str) -> Result<(u32, u32), Error> {
+pub(super) async fn queue_counts(channel: &Channel, name: &str) -> Result<(u32, u32), Error> {
     let options = QueueDeclareOptions::default().passive();
     let declare = channel.queue_declare(short(name)?, options, FieldTable::default());
     let queue = ask(&format!("queue {name}"), declare).await?;
@@ -279,15 +280,15 @@ async fn declare_exchange(
     ask(&format!("exchange {name}"), channel.exchange_declare(short(name)?, kind, options, arguments)).await
 }
 
-/// The arguments of a queue of messages that are listed. Listing gives them back to their queue, so the queue needs the
-/// delivery limit as well.
+/// The arguments of a queue whose messages are listed. Listing gives them back to their queue, so the queue needs the
+/// delivery limit too.
 pub(super) fn letters_arguments() -> Result<FieldTable, Error> {
     let mut arguments = quorum();
     arguments.insert(short("x-delivery-limit")?, AMQPValue::LongLongInt(DELIVERY_LIMIT));
     Ok(arguments)
 }
 
-/// Declares a queue, unless it exists with other arguments: then it is used as it is.
+/// Declares a queue. If it exists with other arguments, it is used as it is.
 async fn declare_queue(
     channel: &Channel,
     existing: &Existing,

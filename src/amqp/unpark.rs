@@ -1,15 +1,17 @@
-//! Brings the jobs home that wait for a limit of their downstream, since that has changed.
+//! Brings home the jobs that wait for a limit of their downstream, after that limit has changed.
 //!
-//! A replica consumes and rejects them. The broker then moves each job to the home queue of its downstream, as it moves a job
-//! whose stay is over. It keeps their order, and loses none if the consumer ends. The replica uses the connection that it
-//! consumes over: few bytes are under way there, and it cuts the bodies that come.
+//! A replica consumes and rejects them. The broker then moves each job to the home queue of its downstream, as it
+//! moves a job whose stay is over. It keeps their order, and loses none if the consumer ends. The replica uses its
+//! consuming connection: few bytes are in transit there, since it cuts the bodies that arrive.
 //!
-//! Each replica does so when it learns of the change. A job that came home and cannot go yet is parked anew behind the rest; a copy says by
-//! which versions of the limits it was parked ([`Stay::versions`](crate::dispatch::Stay::versions)), so that replicas which
-//! come later leave it there: a replica ends once enough of them in a row were parked by what it knows.
+//! Each replica does this when it learns of the change. A job that came home and cannot be released yet is parked
+//! again, behind the rest. Its copy names the versions of the limits by which it was parked
+//! ([`Stay::versions`](crate::dispatch::Stay::versions)), so that other replicas leave it there. A replica ends once
+//! enough copies in a row have the versions that it knows.
 //!
-//! The broker says 0 of a queue that does not answer it. A look counts only where the broker has something of the queue's own
-//! to say ([`Progress`]). Consuming a queue that has no leader costs the connection, so that the tool alone does it to find out.
+//! The broker reports 0 for a queue that does not answer it. A check counts only where the queue itself has answered
+//! ([`Progress`]). Consuming a queue without a leader makes the broker close the connection, so only the command does
+//! that to find out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +32,7 @@ use super::connection::{ask, channel, close, closed, connect};
 use super::error::Error;
 use super::guard::Admit;
 use super::read_timeout;
-use super::topology::{look, short};
+use super::topology::{queue_counts, short};
 use group::Group;
 use progress::Progress;
 
@@ -43,28 +45,28 @@ pub(super) use replica::Unparker;
 /// After this time without a message, a replica asks the broker whether others took the rest.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How many downstreams are emptied at a time; each has a channel.
+/// How many downstreams are emptied at a time; each takes a channel.
 const AT_ONCE: usize = 4;
 
-/// After this number of jobs, or this time, it is another downstream's turn.
+/// After this number of jobs, or this time, another downstream has its turn.
 const TURN: (u32, Duration) = (10_000, Duration::from_secs(2));
 
-/// Brings the jobs of a downstream home that wait for one of its limits. Returns their number. What is parked meanwhile may
-/// stay.
+/// Brings home the jobs of a downstream that wait for one of its limits. Returns their number. Jobs that are parked
+/// meanwhile may stay.
 ///
 /// Cancel safe: a job is brought home, or stays where it is.
 ///
 /// # Errors
 /// An error of the broker; some may have come home by then.
 pub async fn unpark(options: &Options, downstream: &str) -> Result<u32, Error> {
-    let (admissions, places) = (Arc::<Admissions>::default(), Places::default());
+    let (admissions, permits) = (Arc::<Admissions>::default(), UnparkPermits::default());
     let closing = CancellationToken::new();
     let admit = Arc::clone(&admissions) as Arc<dyn Admit>;
     let connection = connect(&options.address, "unparking", Some(admit)).await?;
     let (connection, admissions) = (&connection, &*admissions);
-    let (places, closing, mut progress) = (&places, &closing, Progress::default());
+    let (permits, closing, mut progress) = (&permits, &closing, Progress::default());
     let (versions, is_later, asks_queues) = (None, false, false);
-    let unparking = Unparking { connection, admissions, places, closing, versions, is_later, asks_queues };
+    let unparking = Unparking { connection, admissions, permits, closing, versions, is_later, asks_queues };
     let mut unparked = unparking.run(options, downstream, &mut progress).await;
     if unparked.is_ok() && progress.doubtful().is_some() {
         let asking = Unparking { asks_queues: true, ..unparking };
@@ -78,7 +80,7 @@ pub async fn unpark(options: &Options, downstream: &str) -> Result<u32, Error> {
     }
 }
 
-/// The error of a queue of which the broker says that it has neither messages nor consumers, although it has.
+/// The error for a queue that has messages or consumers, although the broker reports neither.
 fn silent(queue: &str) -> Error {
     Error::TimedOut { what: format!("queue {queue}"), after: IDLE }
 }
@@ -86,44 +88,45 @@ fn silent(queue: &str) -> Error {
 /// Empties the queues of a downstream once.
 struct Unparking<'a> {
     connection: &'a Connection,
-    /// Those of the connection.
+    /// The admissions of the connection.
     admissions: &'a Admissions,
-    places: &'a Places,
-    /// Has it end early, once what is under way is answered: the refusal of a call that was given up would be taken for an
-    /// error of the connection, which others use.
+    permits: &'a UnparkPermits,
+    /// Ends it early, once the call in progress is answered: the refusal of an abandoned call would count as an error
+    /// of the connection, which others use.
     closing: &'a CancellationToken,
-    /// What was parked under these versions of the limits stays, about.
+    /// Jobs that were parked under these versions of the limits stay, except for a few.
     versions: Option<&'a str>,
-    /// Whether the queues were looked at before.
+    /// Whether the queues were checked before.
     is_later: bool,
-    /// Whether queues of which the broker says 0 are asked themselves. That may cost the connection.
+    /// Whether the queues are asked themselves for which the broker reports 0. That may make the broker close the
+    /// connection.
     asks_queues: bool,
 }
 
 impl Unparking<'_> {
-    /// Empties those queues that are not certain to be empty.
+    /// Empties the queues that are not certain to be empty.
     async fn run(&self, options: &Options, downstream: &str, progress: &mut Progress) -> Result<(), Error> {
         let mut failed = None;
         for (queue, jobs) in self.waiting(options, downstream, progress).await? {
             match self.empty(&queue, jobs, progress).await {
                 Ok(()) => progress.emptied(&queue),
                 Err(error) if !self.connection.status().connected() => return Err(error),
-                // The others need not wait for it.
+                // The other queues need not wait for this one.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
         failed.map_or(Ok(()), Err)
     }
 
-    /// The queues in which jobs wait, and how many.
+    /// The queues in which jobs wait, and the number of jobs in each.
     async fn waiting(
         &self,
         options: &Options,
         downstream: &str,
         progress: &mut Progress,
     ) -> Result<Vec<(String, u32)>, Error> {
-        let Some(_place) = self.place().await else { return Ok(Vec::new()) };
-        let (mut all, mut looking) = (Vec::new(), channel(self.connection).await?);
+        let Some(_permit) = self.permit().await else { return Ok(Vec::new()) };
+        let (mut all, mut checking) = (Vec::new(), channel(self.connection).await?);
         for (n, delay) in options.names().waits(downstream).enumerate() {
             if self.closing.is_cancelled() {
                 break;
@@ -131,7 +134,7 @@ impl Unparking<'_> {
             if progress.is_empty(&delay.name) {
                 continue;
             }
-            match self.look(&looking, &delay.name).await {
+            match self.counts(&checking, &delay.name).await {
                 Ok((messages, holders)) => {
                     progress.seen(&delay.name, messages, holders);
                     if messages > 0 {
@@ -146,44 +149,45 @@ impl Unparking<'_> {
                 // The broker has closed the channel.
                 Err(Error::NotFound { .. }) => {
                     progress.missing(&delay.name);
-                    looking = channel(self.connection).await?;
+                    checking = channel(self.connection).await?;
                 }
                 Err(error) => {
-                    close(&looking).await;
+                    close(&checking).await;
                     return Err(error);
                 }
             }
         }
-        close(&looking).await;
+        close(&checking).await;
         Ok(all)
     }
 
     /// The numbers of messages and of holders of a queue.
-    async fn look(&self, channel: &Channel, queue: &str) -> Result<(u32, u32), Error> {
-        match look(channel, queue).await? {
-            (0, 0) if self.asks_queues => self.look_closer(queue).await,
+    async fn counts(&self, channel: &Channel, queue: &str) -> Result<(u32, u32), Error> {
+        match queue_counts(channel, queue).await? {
+            (0, 0) if self.asks_queues => self.ask_queue(queue).await,
             found => Ok(found),
         }
     }
 
-    /// As [`look`], while the queue is consumed: it answers that itself, or the attempt fails.
-    async fn look_closer(&self, queue: &str) -> Result<(u32, u32), Error> {
+    /// As [`queue_counts`], while the queue is consumed: then the queue itself answers, or the attempt fails.
+    async fn ask_queue(&self, queue: &str) -> Result<(u32, u32), Error> {
         let channel = channel(self.connection).await?;
         self.admissions.heads_only(channel.id());
-        let looked = async {
+        let counts = async {
             let mut consumer = self.consume(&channel, queue, 1).await?;
-            let (messages, holders) = look(&channel, queue).await?;
-            // One may have come; it goes back with the channel.
+            let (messages, holders) = queue_counts(&channel, queue).await?;
+            // A message may have come; it returns when the channel is closed.
             let came = matches!(consumer.next().now_or_never(), Some(Some(Ok(_))));
             Ok::<_, Error>((messages + u32::from(came), holders))
         };
         // Where it fails, the connection is closed next.
-        let looked = looked.await?;
+        let counts = counts.await?;
         close(&channel).await;
-        Ok(looked)
+        Ok(counts)
     }
 
-    /// Rejects this many messages of a queue, or less where others take the rest, or it was parked under the versions in force.
+    /// Rejects this many messages of a queue, or fewer where others take the rest, or the rest was parked under the
+    /// versions in force.
     async fn empty(&self, queue: &str, jobs: u32, progress: &mut Progress) -> Result<(), Error> {
         let mut group = Group::new(jobs, self.versions, self.is_later);
         let mut emptied = Ok(());
@@ -194,23 +198,23 @@ impl Unparking<'_> {
         emptied
     }
 
-    /// Rejects messages until it is another one's turn, over a channel of its own.
+    /// Rejects messages until it is another downstream's turn, over a channel of its own.
     async fn turn(&self, queue: &str, group: &mut Group<'_>) -> Result<(), Error> {
-        let Some(place) = self.place().await else { return Ok(()) };
+        let Some(permit) = self.permit().await else { return Ok(()) };
         let channel = channel(self.connection).await?;
         self.admissions.heads_only(channel.id());
         let ended = match self.reject(&channel, queue, group).await {
-            // Without an answer of the queue itself some of it could be lost with the channel.
+            // Unless the queue itself answers, some rejections could be lost with the channel.
             Ok(()) => {
                 let acker = Acker::new(channel.clone(), queue.to_owned());
                 self.finish(&format!("queue {queue}"), acker.flush()).await
             }
-            // It would not answer.
+            // The queue would not answer.
             Err(error) => Err(error),
         };
         if matches!(ended, Err(Error::TimedOut { .. })) {
             // The broker may be busy with this channel for long; the others need not wait for it.
-            drop(place);
+            drop(permit);
         }
         // Another channel for each attempt would use up those of the connection.
         self.closing.run_until_cancelled(closed(&channel)).await;
@@ -231,15 +235,15 @@ impl Unparking<'_> {
                 if goes_on(group) && !group.has_outgrown(prefetch) {
                     group.reject(channel, &what).await?;
                 } else if self.ends(group) || group.is_full(prefetch) {
-                    // The broker sends messages also after its answer to a cancel, and the client drops them. Here nothing that is
-                    // wanted is under way.
+                    // The broker also sends messages after its answer to a cancel, and the client drops them. Here no
+                    // message that is wanted is in transit.
                     break false;
                 }
             };
             if is_quiet && !self.closing.is_cancelled() {
-                // Others took the rest; or the broker is slow, or the queue has no leader, which would not answer either that it
-                // is consumed no more. Its consumer is counted if it answers.
-                match self.finish(&what, look(channel, queue)).await? {
+                // Others took the rest; or the broker is slow; or the queue has no leader, and would not answer a
+                // cancel either. Its consumer is counted if the queue answers.
+                match self.finish(&what, queue_counts(channel, queue)).await? {
                     (_, 1..) if group.add_ready(&mut consumer) => {}
                     (0, 1..) => group.exhausted(),
                     _ => return Err(silent(queue)),
@@ -263,7 +267,8 @@ impl Unparking<'_> {
         self.answer(&what, channel.basic_consume(name, "".into(), options, FieldTable::default())).await
     }
 
-    /// Waits for the broker's answer, which may be behind bodies that are cut; not for long any more once it is to end.
+    /// Waits for the broker's answer, which may wait behind bodies that are cut. The wait is short once this is to
+    /// end.
     async fn answer<T>(
         &self,
         what: &str,
@@ -282,7 +287,7 @@ impl Unparking<'_> {
         match self.closing.run_until_cancelled(timeout(IDLE, consumer.next())).await {
             Some(Ok(Some(Ok(delivery)))) => Ok(Some(delivery)),
             Some(Ok(Some(Err(error)))) => Err(Error::of(what, &error)),
-            // Its queue was moved or deleted; the next attempt finds out.
+            // Its queue was moved or deleted; the next attempt finds that out.
             Some(Ok(None)) => {
                 let (what, detail) = (what.to_owned(), "the broker ended the consumer".to_owned());
                 Err(Error::Failed { what, detail })
@@ -291,22 +296,22 @@ impl Unparking<'_> {
         }
     }
 
-    /// Whether no others are to be rejected.
+    /// Whether no more messages are to be rejected.
     fn ends(&self, group: &Group<'_>) -> bool {
         group.is_over() || self.closing.is_cancelled()
     }
 
-    /// Waits for a place, in the order of the callers. `None` if it is to end. The semaphore is never closed.
-    async fn place(&self) -> Option<SemaphorePermit<'_>> {
-        self.closing.run_until_cancelled(self.places.0.acquire()).await?.ok()
+    /// Waits for a permit, in the order of the callers. `None` if this is to end. The semaphore is never closed.
+    async fn permit(&self) -> Option<SemaphorePermit<'_>> {
+        self.closing.run_until_cancelled(self.permits.0.acquire()).await?.ok()
     }
 }
 
 /// Bounds how many downstreams of a process are emptied at a time. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Places(Arc<Semaphore>);
+pub(super) struct UnparkPermits(Arc<Semaphore>);
 
-impl Default for Places {
+impl Default for UnparkPermits {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(AT_ONCE)))
     }

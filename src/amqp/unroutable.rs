@@ -1,7 +1,7 @@
 //! Watches the messages that reach no downstream's queue: counts those that arrive, and warns of them.
 //!
-//! The broker tells nobody of them, so the length of their queue is polled. What is taken out of the queue between two
-//! polls hides as many arrivals.
+//! The broker sends no notice of them, so the length of their queue is polled. A message that is taken out of the
+//! queue between two polls hides one arrival.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ const POLL_INTERVAL: Duration = Duration::from_secs(15);
 /// The least time between two warnings.
 const WARNING_INTERVAL: Duration = Duration::from_secs(600);
 
-/// A shorter queue counts once so many polls in a row have found it: letters that a command holds for a while return, and
-/// the broker also says 0 of a queue that does not answer in time.
+/// A shorter queue counts once this many polls in a row have found it: letters that a command holds for a while
+/// return, and the broker also reports 0 for a queue that does not answer in time.
 const LOWER_POLLS: u32 = 8;
 
 /// Watches the queue until `stop`.
 ///
-/// To be awaited before the connection is closed: a poll that is under way is finished, since the refusal of one that was
-/// given up would be taken for an error of the connection.
+/// The caller waits for its end before it closes the connection. A poll in progress then ends first: the refusal of
+/// an abandoned one would count as an error of the connection.
 pub(super) async fn watch(mut current: ConnectionWatch, queue: String, haste: u32, stop: CancellationToken) {
     metrics::counter!(metric::UNROUTABLE.name).increment(0);
     let (mut growth, mut is_said) = (Growth::default(), false);
@@ -50,7 +50,7 @@ pub(super) async fn watch(mut current: ConnectionWatch, queue: String, haste: u3
                     debug!(queue, %error, "messages that reach no queue cannot be counted");
                 }
             }
-            // The connection was lost, or the broker is slow: the next poll tells.
+            // The connection was lost, or the broker is slow: the next poll shows it.
             Err(_) => {}
         }
     }
@@ -86,7 +86,7 @@ struct Growth {
     last: Option<u32>,
     /// The number of polls in a row that found fewer.
     lower: u32,
-    /// Messages that no warning has told of.
+    /// Messages that no warning has reported.
     unreported: u64,
     warned_at: Option<Instant>,
 }

@@ -10,12 +10,12 @@ const JOB: usize = 2048;
 /// take together.
 const ENTRY: usize = 160;
 
-/// The least that a message counts, by the length of its body.
+/// The least weight of a message, given the length of its body.
 pub(super) const fn least(body: u64) -> u64 {
     body.saturating_add(JOB as u64)
 }
 
-/// The bytes that count for a message: its body, its headers as they are in memory, and the job itself.
+/// The weight of a message in bytes: its body, its headers as they are in memory, and the job itself.
 pub(super) fn weight(body: usize, properties: &BasicProperties) -> u64 {
     let headers = properties.headers().as_ref().map_or(0, table);
     body.saturating_add(headers).saturating_add(JOB) as u64

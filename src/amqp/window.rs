@@ -1,11 +1,12 @@
 //! Decides how many messages to request from the broker. It has no I/O.
 //!
-//! A consumer's prefetch cannot be changed: another prefetch requires a new consumer on the same channel, where unacked
-//! messages stay so and come on top. So a new prefetch is what is left of the window, and changes are few: each is
-//! large, or one that the dispatcher asked for.
+//! A consumer's prefetch cannot be changed. Another prefetch requires a new consumer on the same channel, where
+//! unacked messages stay so, in addition to the new prefetch. So a new prefetch is the unused rest of the window.
+//! Changes are few: each is large, or was requested by the dispatcher.
 //!
-//! What was requested comes, whatever its size. Messages for which there is no room are given back unread, and from then on,
-//! until these have come again, no more is requested than has room if each is as long as the longest of them.
+//! A requested message arrives, however large it is. Messages for which there is no room are given back unread. From
+//! then on, until these have come again, no more is requested than has room if each is as long as the longest of
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +15,12 @@ use super::admission::GiveBack;
 /// The least window while nothing is known of the sizes of messages.
 const FIRST: u64 = 2;
 
-/// Should all messages of a window be as long as the longest lately, their bytes are at most so many times those that
+/// If all messages of a window are as long as the longest of late, they have at most this many times the bytes that
 /// may be held.
 const EXCESS: u64 = 4;
 
-/// The most messages that are unsettled at once where none may be given back: nothing else bounds the bytes of those that
-/// come.
+/// The most messages that are unsettled at once where none may be given back: there nothing else bounds the bytes of
+/// the messages that arrive.
 const NO_RETURN: u64 = 16;
 
 /// The number of long jobs that fill the bytes: jobs are long from that size on.
@@ -40,11 +41,11 @@ pub(super) struct Sizes {
 /// The bounds of the messages that are unsettled at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// The number of messages that the dispatcher asked for.
+    /// The number of messages that the dispatcher wants.
     pub(super) wanted: u16,
     /// The bytes of messages that may be held.
     pub(super) bytes: u64,
-    /// Those of them that are left.
+    /// The bytes that are left of these.
     pub(super) left: u64,
     /// Which messages may be given back where there is no room for them.
     pub(super) gives_back: GiveBack,
@@ -55,7 +56,7 @@ pub(super) struct Bounds {
 pub(super) struct Unsettled {
     /// All messages that are unacked.
     pub(super) all: usize,
-    /// Those of them that an earlier consumer delivered, which do not count for the prefetch.
+    /// Those of them that an earlier consumer delivered, which do not count towards the prefetch.
     pub(super) earlier: usize,
 }
 
@@ -80,13 +81,13 @@ pub(super) enum Step {
 }
 
 impl Sizes {
-    /// Adds the size of a message that was taken in, with the size that it would have had if it was given back.
+    /// Adds the size of a message that was accepted, and the size that it would have had if it had been given back.
     pub(super) fn note(&mut self, bytes: u64, body: u64) {
         self.came_again(body);
         self.measure(bytes);
     }
 
-    /// Adds a message that is given back unread, by what its body lets know of its size.
+    /// Adds a message that is given back unread, with the size that the length of its body suggests.
     pub(super) fn note_returned(&mut self, body: u64) {
         self.measure(body);
         *self.returned.entry(body).or_default() += 1;
@@ -103,13 +104,13 @@ impl Sizes {
         self.seen = self.seen.saturating_add(1);
     }
 
-    /// Takes the messages to come for half as long, since none has come for a while.
+    /// Halves the assumed size of messages to come, since none has come for a while.
     pub(super) const fn fade(&mut self) {
         (self.mean, self.peak) = (self.mean / 2, self.peak / 2);
     }
 
-    /// A message has come that was given back, as far as can be known: one of this size; else it is taken for the
-    /// shortest, since others may have got those that were given back here.
+    /// Records that a message came again that was given back, as far as that can be known: one of this size if there
+    /// is one, else the shortest, since others may have got those that were given back here.
     fn came_again(&mut self, body: u64) {
         let shortest = self.returned.keys().next().copied();
         let Some(known) = Some(body).filter(|body| self.returned.contains_key(body)).or(shortest) else {
@@ -123,25 +124,26 @@ impl Sizes {
         }
     }
 
-    /// Whether what was given back unread is to come again without a wait for more room: where it is long, or there is
-    /// room for an eighth of the bytes.
+    /// Whether messages that were given back unread are requested again without a wait for more room: where they are
+    /// long, or there is room for an eighth of the bytes.
     pub(super) fn is_urgent(&self, bounds: Bounds) -> bool {
         let longest = self.returned.keys().next_back();
         longest.is_some_and(|longest| (*longest).max(bounds.left / 8) >= bounds.bytes / SHORT)
     }
 
-    /// The bytes to reserve before a consumer with this prefetch starts: room for as many of the longest messages that were
-    /// given back, since the queue delivers these first.
+    /// The bytes to reserve before a consumer with this prefetch starts: room for as many of the longest messages
+    /// that were given back, since the queue delivers these first.
     pub(super) fn reserves(&self, messages: u16, bounds: Bounds) -> u64 {
         let longest = self.returned.keys().next_back().copied().unwrap_or_default();
         longest.saturating_mul(messages.into()).min(bounds.left)
     }
 
-    /// How many messages may be unsettled at once, where so many are. It is 0 only where there is no room for one.
+    /// How many messages may be unsettled at once, given the number that is. It is 0 only where there is no room for
+    /// one.
     pub(super) fn target(&self, bounds: Bounds, unsettled: usize) -> u16 {
         let wanted = self.staged(bounds.wanted.max(1));
         let target = match self.returned.keys().next_back() {
-            // One is taken in while any bytes are left.
+            // A message is accepted while any bytes are left.
             Some(longest) => bounds.left.div_ceil((*longest).max(1)).saturating_add(unsettled as u64),
             None => bounds.bytes.div_ceil(self.size(bounds.gives_back)).min(wanted).max(1),
         };
@@ -149,9 +151,9 @@ impl Sizes {
         u16::try_from(target).unwrap_or(u16::MAX).min(bounds.wanted.max(1))
     }
 
-    /// The window that may be had of the one that is wanted: it doubles when as many messages were seen as it holds. Replicas
-    /// that start together share a short backlog so, of which the first to grow takes what it may. Half of a window that has
-    /// grown is free, which is when a consumer is started at once.
+    /// The possible part of the wanted window: it doubles when as many messages were seen as it holds. So replicas
+    /// that start together share a short backlog; otherwise the first to grow would take all that it may. Half of a
+    /// window that has grown is free, and then a consumer is started at once.
     const fn staged(&self, wanted: u16) -> u64 {
         let mut part = wanted as u64;
         while part / 2 > self.seen && part / 2 >= FIRST {
@@ -160,21 +162,20 @@ impl Sizes {
         part
     }
 
-    /// The size that messages are taken to have, at least 1.
+    /// The assumed size of messages, at least 1.
     pub(super) fn size(&self, gives_back: GiveBack) -> u64 {
         let peak = if gives_back == GiveBack::All { self.peak / EXCESS } else { self.peak };
         peak.max(self.mean / 16).max(1)
     }
 }
 
-/// Decides what to do, given the present consumer. `waited` says whether it is long enough that nothing was
-/// changed.
+/// Decides the next step, given the present consumer. `waited` is true if nothing was changed for long enough.
 ///
-/// Without a consumer it waits until half of the window is free, or long enough. With one, the window is cut
-/// at once where fewer are wanted; it grows
+/// Without a consumer it waits until half of the window is free, or for long enough. With one, it cuts the window at
+/// once where fewer messages are wanted. The window grows
 /// - at once, where a new consumer has at least twice the prefetch;
-/// - at once, where everything that the consumer may bring is here, and the target has risen by a quarter, or
-///   is twice of that: those that cannot go must not stand before others;
+/// - at once, where everything that the consumer may bring is here, and the target has risen by a quarter, or is
+/// twice of that: jobs that cannot be released must not block others;
 /// - where everything is here and little is missing, after a while;
 /// - where little is unsettled, so that the whole window can be had.
 pub(super) fn step(

@@ -3,8 +3,8 @@
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
 use lapin::{Channel, Connection};
 
+use super::letter_queue::LetterQueue;
 use super::letter_view::Letter;
-use super::place::Place;
 use crate::amqp::connection::{ask, channel};
 use crate::amqp::error::Error;
 use crate::amqp::guard::take_body_length;
@@ -16,7 +16,8 @@ use crate::amqp::topology::{find_queue, short};
 /// channel, which passes them on later in another order, and loses them when it closes.
 const GROUP: usize = 24;
 
-/// The most channels that hold letters: the order of so many groups is kept. The last channel holds all letters beyond.
+/// The most channels that hold letters: the order of this many groups is kept. The last channel holds all letters
+/// beyond.
 const MAX_CHANNELS: u16 = 500;
 
 /// The number of channels of a connection that hold no letters.
@@ -28,9 +29,9 @@ const MAX_OTHERS: u32 = 12_000;
 /// The letters that are held unacked; when dropped, they all return, in any order.
 pub(super) struct HeldLetters<'a> {
     connection: &'a Connection,
-    place: &'a Place,
+    letter_queue: &'a LetterQueue,
     queue: String,
-    /// The number of letters at the start: as the queue counted, until it turns out to have fewer.
+    /// The number of letters at the start, as the queue counted them, until the queue turns out to have fewer.
     pub(super) found: u32,
     seen: u32,
     /// The channels, in the order of the letters that they hold; never empty.
@@ -49,13 +50,13 @@ impl<'a> HeldLetters<'a> {
     /// Counts the letters; holds none yet.
     pub(super) async fn start(
         connection: &'a Connection,
-        place: &'a Place,
+        letter_queue: &'a LetterQueue,
         queue: String,
     ) -> Result<Self, Error> {
         let channel = channel(connection).await?;
         let found = find_queue(&channel, &queue).await?;
         let groups = vec![Group { channel, tags: Vec::new() }];
-        Ok(Self { connection, place, queue, found, seen: 0, groups, returned_before: false })
+        Ok(Self { connection, letter_queue, queue, found, seen: 0, groups, returned_before: false })
     }
 
     /// Takes the next letter, with the length of its body; `None` where there is none any more.
@@ -76,9 +77,9 @@ impl<'a> HeldLetters<'a> {
         group.tags.push(delivery.delivery_tag);
         self.returned_before = delivery.redelivered;
         let bytes = take_body_length(&mut delivery.properties).unwrap_or(delivery.data.len() as u64);
-        let letter = match self.place {
-            Place::Dead(_) => Letter::dead(delivery),
-            Place::Unroutable | Place::Jobs(_) => Letter::unroutable(delivery),
+        let letter = match self.letter_queue {
+            LetterQueue::Dead(_) => Letter::dead(delivery),
+            LetterQueue::Unroutable | LetterQueue::Jobs(_) => Letter::unroutable(delivery),
         };
         Ok(Some((letter, bytes)))
     }
@@ -120,7 +121,7 @@ impl<'a> HeldLetters<'a> {
             }
             find_queue(channel, &self.queue).await?;
         }
-        // Whatever still waits in a channel returns now.
+        // What still waits in a channel returns when the channel closes.
         for Group { channel, .. } in &self.groups {
             ask("closing a channel", channel.close(200, "OK".into())).await?;
         }

@@ -58,8 +58,8 @@ impl Letter {
     fn open(delivery: Delivery, routing_key: Option<String>, malformed: Option<String>) -> Self {
         let Delivery { properties, data, .. } = delivery;
         let header = |name| header(&properties, name);
-        // A letter that the broker or somebody else put there may be malformed: its reason is then that, whatever its
-        // header says.
+        // A letter that the broker or another client put there may be malformed. Then that is its reason, and its
+        // header does not count.
         let reason = match malformed {
             Some(_) => Some(Reason::MalformedHeader.to_string()),
             None => header(REASON),
@@ -97,7 +97,7 @@ impl Letter {
     }
 }
 
-/// A choice of letters: those that everything given here holds for.
+/// A choice of letters. A letter matches if it meets every condition that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Only letters with this `paced-reason`.
@@ -108,7 +108,8 @@ pub struct Filter {
     pub id: Option<String>,
     /// Only letters whose job was published with exactly this routing key.
     pub key: Option<String>,
-    /// Only letters whose `paced-dead-at` is at least so long ago. Letters without it have no age, and do not match.
+    /// Only letters whose `paced-dead-at` is at least this long ago. Letters without it have no age, and do not
+    /// match.
     pub older_than: Option<Duration>,
     /// Only letters whose `paced-dead-at` is less long ago. Letters without it have no age, and do not match.
     pub newer_than: Option<Duration>,

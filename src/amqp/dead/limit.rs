@@ -9,7 +9,7 @@ use crate::amqp::greeting::greeting;
 /// The delivery limit of quorum queues that name none, from RabbitMQ 4.0 on.
 const DEFAULT: u32 = 20;
 
-/// A limit from which on nobody lists letters so often.
+/// Higher limits are not reported: nobody lists letters that often.
 const ENOUGH: u32 = 1000;
 
 /// How often letters of the queue may be given back before the broker drops them, if that is not often; `None` also
@@ -25,7 +25,7 @@ pub(super) async fn low_limit(connection: &Connection, address: &Address, queue:
 
 fn low(returns: &Returns, limits_by_default: bool) -> Option<u32> {
     match returns {
-        // A negative limit is none.
+        // A negative limit means that there is none.
         Returns::Dropped(Some(limit)) => limit.parse().ok().filter(|limit| *limit < ENOUGH),
         Returns::Dropped(None) => limits_by_default.then_some(DEFAULT),
         Returns::Harmless | Returns::Unknown => None,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use lapin::Connection;
 
+use super::letter_queue::{Destination, LetterQueue};
 use super::letter_view::Letter;
-use super::place::{Destination, Place};
 use super::{DeadLetters, Scan, Tally, Verdict, end};
 use crate::amqp::Downstream;
 use crate::amqp::connection::connect;
@@ -28,7 +28,8 @@ pub struct Replay {
     pub edits: Edits,
     /// The downstream that jobs are published for, instead of the one that each was published for.
     pub to: Option<String>,
-    /// Each letter that is published takes a slot of this; without it they go as fast as the broker confirms them.
+    /// Each letter that is published takes a slot of this shaper. Without one, letters are published as fast as the
+    /// broker confirms them.
     pub pace: Option<Shaper>,
 }
 
@@ -37,13 +38,13 @@ impl DeadLetters {
     /// crash in between leaves two copies, never none. For dead letters it ensures first that the downstream's queues
     /// exist.
     ///
-    /// A letter that is malformed, as [`Letter::message`] tells, fails and stays: what could be read of it
-    /// may be another job. So does an unroutable message whose routing key still leads nowhere.
+    /// A letter that is malformed, as [`Letter::message`] shows, fails and stays: what could be read of it may be
+    /// another job. An unroutable message whose routing key still reaches no queue fails and stays too.
     ///
     /// `progress` is called after each letter. The replay ends early where the broker accepts no more messages.
     ///
-    /// Cancel safe: a dropped future gives back what was not replayed, perhaps in another order; the letter at hand may
-    /// have been published already.
+    /// Cancel safe: a dropped future gives back what was not replayed, perhaps in another order; the current letter
+    /// may have been published already.
     ///
     /// # Errors
     /// The broker's, about the letters; those about publishing are in [`Tally::error`]. A header name over 255 bytes.
@@ -65,7 +66,7 @@ impl DeadLetters {
         let publisher = Publisher::new(fixed(Arc::clone(&publishing)), Targets::default());
         let mut queues = KnownQueues::default();
         let publish = async |letter: Letter, _| {
-            let destination = self.place.destination(&self.options, &letter, to);
+            let destination = self.letter_queue.destination(&self.options, &letter, to);
             let published = self.publish(&publisher, &mut queues, letter, destination, &replay.edits).await?;
             Ok::<_, Error>(published.map_or_else(Verdict::Fails, |()| Verdict::Goes))
         };
@@ -74,16 +75,16 @@ impl DeadLetters {
         tally
     }
 
-    /// Ensures that the queue exists that jobs are published to, as far as it is known before.
+    /// Ensures that the destination queue exists, where the destination does not depend on the letter.
     async fn prepare(&self, to: Option<&Downstream>) -> Result<(), Error> {
-        match (to, &self.place) {
-            (None, Place::Dead(downstream)) => {
+        match (to, &self.letter_queue) {
+            (None, LetterQueue::Dead(downstream)) => {
                 topology::ensure(&self.consuming, &self.options, downstream).await
             }
-            (None, Place::Unroutable | Place::Jobs(_)) => Ok(()),
+            (None, LetterQueue::Unroutable | LetterQueue::Jobs(_)) => Ok(()),
             (Some(downstream), _) => {
                 let queue = self.options.names().queue(downstream);
-                match look(&self.consuming, &queue).await? {
+                match queue_exists(&self.consuming, &queue).await? {
                     true => Ok(()),
                     false => Err(Error::NotFound { what: format!("queue {queue}") }),
                 }
@@ -108,7 +109,7 @@ impl DeadLetters {
             return Ok(Err(PublishError::Unroutable(queue)));
         }
         let properties = letter::replay(&letter.properties, edits).map_err(Error::NameTooLong)?;
-        // With its old timestamp, a job that was too old would be so again.
+        // With its old timestamp, a job that was too old would be too old again.
         let properties = letter::made_now(properties, wall_now());
         let Destination { exchange, key, .. } = destination;
         failpoint::reached("replay:publish");
@@ -121,7 +122,7 @@ impl DeadLetters {
     }
 }
 
-/// The queues that were looked up, and whether each exists.
+/// The queues that were checked, and whether each exists.
 #[derive(Debug, Default)]
 struct KnownQueues(BTreeMap<String, bool>);
 
@@ -130,14 +131,14 @@ impl KnownQueues {
         if let Some(exists) = self.0.get(queue) {
             return Ok(*exists);
         }
-        let exists = look(connection, queue).await?;
+        let exists = queue_exists(connection, queue).await?;
         self.0.insert(queue.to_owned(), exists);
         Ok(exists)
     }
 }
 
-/// Whether the queue exists; true where the user may not look.
-async fn look(connection: &Connection, queue: &str) -> Result<bool, Error> {
+/// Whether the queue exists; true where the user may not check that.
+async fn queue_exists(connection: &Connection, queue: &str) -> Result<bool, Error> {
     match topology::count(connection, queue).await {
         Ok(_) | Err(Error::Refused { .. }) => Ok(true),
         Err(Error::NotFound { .. } | Error::NameTooLong(_)) => Ok(false),

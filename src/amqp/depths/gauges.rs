@@ -5,7 +5,7 @@ use metrics::{Gauge, gauge};
 use super::Depth;
 use crate::metric;
 
-/// The gauges of one downstream. They are not a number until its queues were looked at.
+/// The gauges of one downstream. They are not a number until its queues were checked.
 #[derive(Debug)]
 pub(super) struct Gauges {
     ready: Gauge,
@@ -23,7 +23,7 @@ impl Gauges {
         gauges
     }
 
-    /// Shows what a look has found; `None` where nothing is known, which must not be taken for empty queues.
+    /// Shows the result of a check; `None` where nothing is known, which must not look like empty queues.
     pub(super) fn show(&self, depth: Option<Depth>) {
         self.ready.set(depth.map_or(f64::NAN, |depth| depth.ready.into()));
         self.dead.set(depth.and_then(|depth| depth.dead).map_or(f64::NAN, f64::from));

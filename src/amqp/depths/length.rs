@@ -1,37 +1,37 @@
-//! What is known of the lengths of queues. It has no I/O.
+//! The known lengths of queues. It has no I/O.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first wait before a queue that could not be looked at is looked at again. It doubles each time: the broker
-/// closes a channel over each such look, and logs it.
+/// The first wait before another check of a queue that could not be checked. It doubles each time: the broker closes
+/// a channel at each such check, and logs that.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 
 /// The longest of these waits.
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
-/// The first wait where a queue is often missing, and the longest.
+/// The first and the longest wait for a queue that is often missing.
 const SELDOM: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(1800)];
 
-/// The result of the latest looks at a queue.
+/// The result of the latest checks of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// No sweep has read it yet, or none could.
     Unknown,
-    /// It was missing when a look began at this time.
+    /// It was missing when a check began at this time.
     Missing { at: Instant },
-    /// `last` is what the latest look found, and `believed` what counts.
+    /// `last` is the result of the latest check, and `believed` is the length that counts.
     Found { believed: u32, last: u32 },
 }
 
 /// The length of one queue over time.
 #[derive(Debug)]
 pub(super) struct Length {
-    /// The first wait after a look that failed, and the longest.
+    /// The first wait after a failed check, and the longest.
     retries: [Duration; 2],
     state: State,
-    /// The number of looks in a row that failed, and when the next one is due.
+    /// The number of failed checks in a row, and when the next check is due.
     failures: u32,
     retry_at: Option<Instant>,
 }
@@ -49,19 +49,19 @@ impl Length {
         Self { retries: [first / haste, longest], ..Self::new(haste) }
     }
 
-    /// Forgets what was found, which is no longer so.
+    /// Forgets the length, which is outdated.
     pub(super) const fn forget(&mut self) {
         if matches!(self.state, State::Found { .. }) {
             self.state = State::Unknown;
         }
     }
 
-    /// Has the next sweep read the queue, which was declared just now.
+    /// Makes the next sweep read the queue, which was declared just now.
     pub(super) const fn declared(&mut self) {
         (self.failures, self.retry_at) = (0, None);
     }
 
-    /// The length that counts; `None` if the queue is missing, or cannot be looked at.
+    /// The length that counts; `None` if the queue is missing, or cannot be checked.
     pub(super) const fn get(&self) -> Option<u32> {
         match self.state {
             State::Found { believed, .. } => Some(believed),
@@ -69,7 +69,7 @@ impl Length {
         }
     }
 
-    /// When the latest look began, if the queue was missing.
+    /// When the latest check began, if the queue was missing.
     pub(super) const fn missing_at(&self) -> Option<Instant> {
         match self.state {
             State::Missing { at } => Some(at),
@@ -77,13 +77,13 @@ impl Length {
         }
     }
 
-    /// Whether it is time for the next look.
+    /// Whether the next check is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.retry_at.is_none_or(|at| at <= now)
     }
 
-    /// Notes what a look found. A drop to 0 counts once the next look finds it too: the broker also says 0 of a queue
-    /// that does not answer in time.
+    /// Records the result of a check. A drop to 0 counts once the next check finds it too: the broker also reports 0
+    /// for a queue that does not answer in time.
     pub(super) fn found(&mut self, messages: u32) {
         let believed = match self.state {
             State::Found { believed, last } if messages == 0 && last > 0 => believed,
@@ -97,13 +97,13 @@ impl Length {
         };
     }
 
-    /// Notes that the queue is missing.
+    /// Records that the queue is missing.
     pub(super) fn missing(&mut self, now: Instant) {
         self.state = State::Missing { at: now };
         self.wait(now);
     }
 
-    /// Notes that the queue cannot be looked at. Returns whether this is the first time since it could.
+    /// Records that the queue cannot be checked. Returns whether this is the first such failure in a row.
     pub(super) fn failed(&mut self, now: Instant) -> bool {
         let is_first = self.failures == 0 || self.state != State::Unknown;
         self.state = State::Unknown;
@@ -128,11 +128,11 @@ mod tests {
         let mut length = Length::new(1);
         assert_eq!(length.get(), None);
         let mut looks = |found: &[u32]| -> Vec<u32> {
-            let look = |messages: &u32| {
+            let check = |messages: &u32| {
                 length.found(*messages);
                 length.get().unwrap()
             };
-            found.iter().map(look).collect()
+            found.iter().map(check).collect()
         };
         assert_eq!(looks(&[0, 5, 3, 0, 4, 0, 0, 0, 7]), [0, 5, 3, 3, 4, 4, 0, 0, 7]);
     }

@@ -15,21 +15,21 @@ pub struct Waiting {
     pub jobs: u32,
 }
 
-/// How long it counts that the queues of a downstream were missing. The broker logs each look at a queue that is missing. Another
+/// How long it counts that the queues of a downstream were missing. The broker logs each check of a queue that is missing. Another
 /// replica that declares them meanwhile brings home itself what it parks there.
 const COUNTS_FOR: Duration = Duration::from_secs(300);
 
-/// The downstreams whose wait queues were missing when somebody looked.
+/// The downstreams whose wait queues were missing in a check.
 #[derive(Debug, Default)]
 pub(super) struct MissingWaits {
-    /// When the last look began that found none.
+    /// When the last check began that found none.
     missing: BTreeMap<String, Instant>,
     /// When this process declared them last.
     declared: BTreeMap<String, Instant>,
 }
 
 impl MissingWaits {
-    /// Notes that a look which began at this time found none. What was declared since then counts more.
+    /// Notes that a check which began at this time found none. What was declared since then counts more.
     pub(super) fn found(&mut self, downstream: &str, at: Instant) {
         if self.declared.get(downstream).is_none_or(|declared| *declared < at) {
             let last = self.missing.entry(downstream.to_owned()).or_insert(at);
@@ -59,7 +59,7 @@ mod tests {
     fn what_was_missing_counts_as_missing_for_a_while() {
         let (mut missing, before) = (MissingWaits::default(), Instant::now());
         let start = before + SECOND;
-        assert!(!missing.has("billing", start), "nobody has looked");
+        assert!(!missing.has("billing", start), "nothing was checked");
         missing.found("billing", start);
         assert!(missing.has("billing", start) && !missing.has("other", start));
         missing.found("billing", before);

@@ -7,9 +7,10 @@ use super::content::body_size;
 use super::frame::Head;
 use super::method::is_redelivery;
 
-/// Decides which bodies are taken in.
+/// Decides which bodies are accepted.
 pub(crate) trait Admit: fmt::Debug + Send + Sync {
-    /// Whether the body of a delivery on this channel is taken in, given its length. `redelivered` is the broker's flag.
+    /// Whether the body of a delivery on this channel is accepted, given its length. `redelivered` is the broker's
+    /// flag.
     fn admit(&self, channel: u16, body: u64, redelivered: bool) -> bool;
 
     /// Called for each frame of a body that is cut.
@@ -47,7 +48,7 @@ pub(super) enum Remains {
     Properties,
 }
 
-/// The bodies of one connection: all of them pass if there is nobody who decides.
+/// The bodies of one connection. Without somebody who decides, all of them pass.
 #[derive(Debug, Default)]
 pub(super) struct Bodies {
     admit: Option<Arc<dyn Admit>>,
@@ -62,7 +63,7 @@ impl Bodies {
         Self { admit, ..Self::default() }
     }
 
-    /// Takes note of a method, by its payload: a delivery may begin.
+    /// Records a method, by its payload, since a delivery may begin.
     pub(super) fn method(&mut self, channel: u16, payload: &[u8]) {
         if self.admit.is_some() {
             self.redelivered.retain(|other| *other != channel);
@@ -93,7 +94,7 @@ impl Bodies {
         self.cut.iter().any(|(cut, _)| *cut == channel)
     }
 
-    /// Takes note that this frame of a body is cut.
+    /// Records that this frame of a body is cut.
     pub(super) fn cut(&mut self, head: Head) {
         self.admit.iter().for_each(|admit| admit.cut());
         if let Some((_, left)) = self.cut.iter_mut().find(|(channel, _)| *channel == head.channel) {

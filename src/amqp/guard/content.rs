@@ -108,7 +108,7 @@ pub(super) fn without_body(payload: &[u8], trouble: Option<String>, max: usize) 
 /// The parts of a content header that can be kept.
 #[derive(Default)]
 struct Parts<'a> {
-    /// Each property but the headers, with its length where it has one.
+    /// Each property except the headers, with its length where it has one.
     fields: [Option<&'a [u8]>; PROPERTIES.len()],
     /// The entries of the headers.
     headers: Vec<&'a [u8]>,
@@ -255,7 +255,7 @@ pub(super) struct Oversized {
     max: usize,
 }
 
-/// All properties behind the headers fit this.
+/// All properties behind the headers take at most this many bytes.
 const REST: usize = 4096;
 
 impl Oversized {

@@ -188,7 +188,7 @@ impl Filter {
         Step::Pass(count)
     }
 
-    /// The bytes are no AMQP: they are passed to lapin, which fails on them.
+    /// The bytes are not AMQP: lapin receives them, and fails on them.
     fn give_up(&mut self, available: usize) -> Step {
         self.passing = u64::MAX;
         self.pass(available)

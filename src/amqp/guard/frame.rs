@@ -11,13 +11,13 @@ pub(super) const END: u8 = 0xce;
 /// Type, channel and length come before the payload.
 pub(super) const HEAD: usize = 7;
 
-/// What a frame takes besides its payload.
+/// The bytes of a frame besides its payload.
 pub(super) const OVERHEAD: usize = HEAD + 1;
 
 /// A whole heartbeat frame. It has no payload, so no frame is shorter.
 pub(super) const BEAT: [u8; OVERHEAD] = [HEARTBEAT, 0, 0, 0, 0, 0, 0, END];
 
-/// What precedes the payload of a frame.
+/// The fields before the payload of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) kind: u8,

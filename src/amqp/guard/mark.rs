@@ -8,8 +8,8 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use super::frame::length;
 
-/// The name of the header that holds the mark. It is made anew for each process from 128 random bits and
-/// leaves the process nowhere, so that no producer can send it.
+/// The name of the header that holds the mark. It consists of 128 random bits, is new for each process and never
+/// leaves the process, so no producer can send it.
 static NAME: LazyLock<String> = LazyLock::new(|| {
     // Keys of the standard library's hash maps come from the system's random numbers.
     let random = RandomState::new();

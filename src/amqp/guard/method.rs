@@ -3,23 +3,23 @@
 use super::content::escaped;
 use super::frame::Reader;
 
-/// What a method is made of.
+/// A field of a method.
 #[derive(Clone, Copy)]
 enum Field {
     /// A short string, by its name.
     Short(&'static str),
-    /// Octets that anything may be in.
+    /// Octets with any content.
     Octets(usize),
 }
 
-/// The arguments of a method up to its last short string; nothing for methods without any.
+/// The arguments of a method up to its last short string; none for a method without short strings.
 const fn arguments(class: u16, method: u16) -> &'static [Field] {
     use Field::{Octets, Short};
     match (class, method) {
         // basic.deliver and get-ok: a message is to follow.
         (60, 60) => &[Short("consumer tag"), Octets(9), Short("exchange"), Short("routing key")],
         (60, 71) => &[Octets(9), Short("exchange"), Short("routing key")],
-        // basic.return: so it is here.
+        // basic.return: a message follows here too.
         (60, 50) => &[Octets(2), Short("reply text"), Short("exchange"), Short("routing key")],
         // connection.close, channel.close: RabbitMQ cuts its texts at 255 bytes, within a character too.
         (10, 50) | (20, 40) => &[Octets(2), Short("reply text")],

@@ -1,16 +1,16 @@
-//! Stands between the broker's socket and lapin, whose parser a message can kill.
+//! A guard between the broker's socket and lapin, whose parser a message can crash.
 //!
 //! RabbitMQ forwards what lapin cannot parse: tables nested a thousand deep overflow the stack of its I/O thread, which
 //! aborts the process; a short string that is not UTF-8, or a content header that is longer than a frame may be, ends
 //! the connection, and the next one too, since the message is delivered again.
 //!
 //! The guard reads the frames as they come, after TLS. Frames that lapin can parse pass as they are. Of other content
-//! headers, what can be parsed is kept, and a mark is added that no producer can set: by [`take_mark`] the handler of
-//! the delivery learns that the message is malformed, and how. Texts of methods are repaired. Where the framing itself
-//! is broken, lapin is left to fail on it.
+//! headers the guard keeps what can be parsed, and adds a mark that no producer can set. The handler of the delivery
+//! learns from [`take_mark`] that the message is malformed, and how. The guard repairs texts of methods. Where the
+//! framing itself is broken, lapin receives it and fails on it.
 //!
-//! Where there is no room for a body ([`Admit`]), it is cut as it arrives: the delivery comes without it, and with a mark
-//! that says so. [`HeadsOnly`] cuts all bodies and keeps the properties.
+//! Where there is no room for a body ([`Admit`]), the guard cuts it as it arrives: the delivery comes without it, and
+//! with a mark that says so. [`HeadsOnly`] cuts all bodies and keeps the properties.
 
 mod bodies;
 mod content;

@@ -72,7 +72,7 @@ impl<S> GuardedStream<S> {
         Self { socket, filter: Filter::default(), frame_max }
     }
 
-    /// Has the bodies cut that are not admitted. Nothing may have been read yet.
+    /// Makes the guard cut the bodies that are not admitted. Nothing may have been read yet.
     pub(crate) fn admitting(self, admit: Option<Arc<dyn Admit>>) -> Self {
         Self { filter: Filter::new(admit), ..self }
     }
@@ -109,7 +109,7 @@ impl<S: AsyncRead + Unpin> GuardedStream<S> {
         Poll::Ready(Ok(Some(self.filter.filter(buf, held + count, max))))
     }
 
-    /// Reads into the buffer of the bytes that are held.
+    /// Reads into the buffer of held bytes.
     fn poll_aside(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<io::Result<Option<usize>>> {
         let held = self.filter.held();
         let before = held.len();

@@ -41,7 +41,7 @@ pub(super) fn check_value(value: &[u8], seen: &mut Seen) -> Result<(), Flaw> {
     if reader.is_empty() { Ok(()) } else { Err(Flaw::Broken) }
 }
 
-/// Skips a value and its type without looking into it.
+/// Skips a value and its type without a check of its content.
 pub(super) fn skip_value<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], Flaw> {
     let all = reader.0;
     let kind = reader.u8().ok_or(Flaw::Broken)?;

@@ -64,7 +64,7 @@ fn a_letter_has_the_beginning_of_the_answer_byte_by_byte() {
         assert_eq!(kept(answer), bytes(answer));
     }
     assert_eq!(kept(&[b'x'; 5000]), bytes(&[b'x'; MAX_EXCERPT]));
-    assert_eq!(kept(b""), None, "nor is the one that the producer sent believed");
+    assert_eq!(kept(b""), None, "the one that the producer sent does not count either");
     let letter = letter(b"no\xff");
     assert_eq!(response(&letter).as_deref(), Some("no\u{fffd}"));
     assert_eq!(names(&replay(&letter, &Edits::default()).unwrap()), ["mine"]);
@@ -182,7 +182,7 @@ fn a_parked_copy_has_nothing_that_the_broker_trips_over() {
         "CC",
         "BCC",
     ];
-    // From outside the headers of a stay and of a report mean nothing, whether they are set anew or not.
+    // From another sender the headers of a stay and of a report mean nothing, whether they are set again or not.
     let mut headers = table(&[
         ("x-mine", "kept"),
         (PARKED, "1"),
@@ -223,7 +223,7 @@ fn a_parked_copy_has_the_id_that_its_job_was_given() {
     assert_eq!(fitted(&own, "d", &long).message_id(), own.message_id(), "no id has more than 255 bytes");
 }
 
-/// The properties of a job that uses everything that it may say.
+/// The properties of a job that uses all options.
 fn a_job() -> BasicProperties {
     let headers = table(&[
         ("paced-path", "a/b"),
@@ -281,7 +281,7 @@ fn a_parked_copy_that_does_not_fit_a_frame_loses_what_nobody_reads_in_this_order
         let copy = parked(&with(&job, more), "d", &a_stay(), FRAME).unwrap();
         assert!(size(&copy) <= FRAME);
         assert_eq!(names(&copy), expected(kept));
-        // Whatever is dropped, the job that comes home is the one that was parked.
+        // For any dropped headers, the job that comes home is the one that was parked.
         let slim = fitted(&job, "d", &a_stay());
         for name in expected(&[]) {
             let of = |copy: &BasicProperties| copy.headers().as_ref().unwrap().inner()[name.as_str()].clone();
@@ -348,8 +348,8 @@ fn headers_that_fill_a_frame_make_way_for_the_report() {
 fn an_answer_makes_way_for_the_headers_of_the_job() {
     let large = "x".repeat(FRAME - OTHER_PROPERTIES - 1000);
     let job = BasicProperties::default().with_headers(table(&[("large", &large)]));
-    let told = dead("why").with_response(bytes::Bytes::from(vec![b'x'; MAX_EXCERPT]));
-    let letter = dead_letter(&job, "d", &told, Micros(0), FRAME);
+    let outcome = dead("why").with_response(bytes::Bytes::from(vec![b'x'; MAX_EXCERPT]));
+    let letter = dead_letter(&job, "d", &outcome, Micros(0), FRAME);
     assert!(size(&letter) <= FRAME);
     assert_eq!(names(&letter), ["large", ATTEMPTS, DEAD_AT, DETAIL, REASON, ROUTING_KEY, STATUS]);
 }
@@ -376,7 +376,7 @@ fn a_copy_says_by_which_limits_it_was_parked_and_its_job_does_not() {
     let under = |versions: &str| Stay { versions: Some(versions.to_owned()), ..a_stay() };
     let copy = fitted(&BasicProperties::default(), "billing", &under("3.ab.1.7"));
     let name = names(&copy).into_iter().find(|name| name.contains("versions")).unwrap();
-    // Others that read it, also earlier ones of paced, take it for a header of the broker.
+    // Other readers, and older versions of paced, take it for a header of the broker.
     assert!(!is_ours(&name) && is_brokers(&name), "{name}");
     assert_eq!(stay(&copy).unwrap().versions.as_deref(), Some("3.ab.1.7"));
     let again = fitted(&copy, "billing", &under("4.ab.1.7"));

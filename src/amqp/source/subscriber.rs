@@ -41,14 +41,15 @@ mod attach;
 mod pump;
 mod stand_in;
 
-/// How long a message may be unacked before the broker takes it back, where the broker lets each consumer say so;
-/// others have one time for all. The jobs of a slow limit are held for longer than the 30 minutes that are usual.
+/// How long a message may stay unacked before the broker takes it back. A consumer may request this where the broker
+/// permits it; otherwise one time holds for all consumers. The jobs of a slow limit are held for longer than the
+/// usual 30 minutes.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The argument that says so. RabbitMQ knows it from 4.3 on, for quorum queues.
+/// The argument for that time. RabbitMQ knows it from 4.3 on, for quorum queues.
 const TIMEOUT: &str = "x-consumer-timeout";
 
-/// The header of what comes from a stream: its place there.
+/// The header with the offset of a message that comes from a stream.
 const OFFSET: &str = "x-stream-offset";
 
 /// One of the queues that a downstream is consumed from.
@@ -75,16 +76,16 @@ pub(in crate::amqp) struct Subscriber {
     pub(super) known: Known,
 }
 
-/// What was learnt of a queue, which others may have declared.
+/// What is known about a queue, which others may have declared.
 #[derive(Default)]
 pub(super) struct Known {
-    /// Whether the broker refuses a consumer with a time-out of its own, as it does for what is no quorum queue: that is found
-    /// out where the kind of the queue cannot be.
+    /// Whether the broker refuses a consumer with a time-out of its own, as it does for a queue that is no quorum
+    /// queue. The refusal shows that where the kind of the queue cannot be found out.
     refuses_timeout: bool,
-    /// The traits, as soon as they are known. They are kept, since the broker logs an error for each question.
+    /// The traits, once they are known. They are kept, since the broker logs an error for each query.
     traits: Mutex<Option<Traits>>,
-    /// Until when a queue of an unknown kind counts as a stream, since a message looked so. Anybody may publish one that
-    /// does, so that it is tried again.
+    /// Until when a queue of an unknown kind counts as a stream, since a message seemed to come from one. Anybody may
+    /// publish such a message, so consuming is tried again.
     is_stream_until: Option<Instant>,
 }
 
@@ -95,13 +96,13 @@ const STREAM: Duration = Duration::from_secs(60);
 pub(super) struct Reports {
     /// Whether there is no consumer.
     pub(super) idle: watch::Sender<bool>,
-    /// The size that messages of the jobs' queue are taken to have, in bytes.
+    /// The assumed size of messages of the jobs' queue, in bytes.
     pub(super) size: Arc<AtomicU64>,
     /// Whether the queue is consumed as well as it can be.
     pub(super) attached: Attached,
     /// The last subscriptions, whose messages may still be settled.
     pub(super) slot: Slot,
-    /// Counts deliveries that are given back since there is no room for them.
+    /// Counts deliveries that are given back for lack of room.
     pub(super) cut: metrics::Counter,
 }
 
@@ -122,12 +123,12 @@ enum Attempt {
     Over,
 }
 
-/// A channel that a queue is consumed over.
+/// A channel for consuming a queue.
 struct Feed {
     subscription: Arc<Subscription>,
-    /// Those of its connection.
+    /// The admissions of its connection.
     admissions: Arc<Admissions>,
-    /// Decides what is taken in of what comes.
+    /// Decides which of its deliveries are accepted.
     admission: Arc<Admission>,
     /// Whether the queue may be a stream.
     may_be_stream: bool,
@@ -151,7 +152,7 @@ impl Subscriber {
     pub(in crate::amqp) async fn run(mut self) {
         let mut backoff = Backoff::default();
         let mut trouble = Episode::default();
-        // Why jobs cannot be parked, although those that are come back.
+        // The reason why jobs cannot be parked, although those that are parked come back.
         let mut without = None;
         if self.queue == Queue::Jobs {
             self.await_parking().await;
@@ -202,7 +203,7 @@ impl Subscriber {
         }
     }
 
-    /// Hands on the deliveries of a consumer until it ends. `without` is why jobs cannot be parked.
+    /// Hands on the deliveries of a consumer until it ends. `without` is the reason why jobs cannot be parked.
     async fn pump(
         &mut self,
         feeds: Feeds,
@@ -228,7 +229,7 @@ impl Subscriber {
             return None;
         }
         if matches!(error, Error::NotFound { .. }) {
-            // If there is a queue again, it is another one.
+            // If the queue exists again, it is another one.
             (self.known.is_stream_until, *lock(&self.known.traits)) = (None, None);
         }
         if self.queue == Queue::Home && error.is_final() {
@@ -241,13 +242,13 @@ impl Subscriber {
         if gate.existing.note(error) {
             return None;
         }
-        if !gate.goes_on_without(self.name(), error) {
+        if !gate.continues_without(self.name(), error) {
             self.log_trouble(trouble, error.to_string());
         }
         Some(After::Backoff)
     }
 
-    /// Waits until it is known whether jobs can be parked, since those that must wait for long would otherwise be held.
+    /// Waits until it is known whether jobs can be parked: otherwise those that must wait for long would be held.
     async fn await_parking(&self) {
         let (mut current, parking) = (self.route.link.current.clone(), &self.settlement.parking);
         let patience = async {
@@ -316,7 +317,7 @@ impl Subscriber {
         read_timeout::answer(&feed.admissions, &self.closing, what, answer).await
     }
 
-    /// Hands on a delivery. Returns false if there is no room for it: it is given back.
+    /// Hands on a delivery. Returns false if there is no room for it: then it is given back.
     ///
     /// # Errors
     /// The queue is a stream.
@@ -345,7 +346,7 @@ impl Subscriber {
         let (mut routing_key, mut stay) = (delivery.routing_key, None);
         if self.queue == Queue::Home {
             failpoint::reached("home:taken");
-            // From anywhere else these headers mean nothing.
+            // From any other sender these headers mean nothing.
             stay = letter::stay(&delivery.properties);
             routing_key = letter::parked_key(&delivery.properties).unwrap_or(routing_key);
         }
@@ -360,7 +361,7 @@ impl Subscriber {
             body,
             charge: admission.arrived(length, bytes),
         };
-        // If the source was dropped nobody receives it, and its ticket gives it back.
+        // If the source was dropped, nobody receives the delivery, and its ticket gives it back.
         let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket), stay });
         Ok(true)
     }

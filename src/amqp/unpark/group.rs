@@ -1,4 +1,4 @@
-//! The messages of a queue that are rejected together, and when enough of them are.
+//! The messages of a queue that are rejected together, and the condition that ends this.
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::message::Delivery;
@@ -16,49 +16,50 @@ use crate::failpoint;
 /// The most messages that are delivered and not rejected yet. RabbitMQ takes back up to 32 at once in their order.
 const PREFETCH: u16 = 32;
 
-/// The bytes of these that are aimed at, by the longest of those before; they are less than twice that. The broker has them in
-/// memory, and sends them whole. Two messages are under way at the beginning, and one may always be.
+/// The bytes that these should have, estimated by the longest message before; they have less than twice that. The
+/// broker has them in memory, and sends them whole. At first two messages are in transit, and one always may be.
 const BYTES: u64 = 4 << 20;
 
-/// After this number of copies in a row that were parked since the change, the replica assumes the same of all that follow.
-/// Replicas learn of a change at different times: for a moment they park copies by the old limits and by the new ones.
+/// After this number of copies in a row that were parked since the change, the replica assumes the same of the rest.
+/// Replicas learn of a change at different times: for a moment they park copies by the old limits and by the new
+/// ones.
 const KNOWN: u32 = 250;
 
-/// The same for the first copies of a queue that had none when it was looked at before: they were parked since then. Each of
-/// them would be brought home in vain, and parked anew.
+/// The same for the first copies of a queue that had none when it was checked before: they were parked since then.
+/// Each of them would be brought home without use, and parked again.
 const KNOWN_AT_HEAD: u32 = 2;
 
-/// The messages of a queue that came and are not rejected yet, and what is known of those before.
+/// The messages of a queue that arrived and are not rejected yet, and what is known of those before.
 #[derive(Default)]
 pub(super) struct Group<'a> {
-    /// The versions by which those are known that were parked since the change.
+    /// The versions that mark a copy as parked since the change.
     versions: Option<&'a str>,
-    /// Whether its queue was looked at before.
+    /// Whether its queue was checked before.
     is_later: bool,
-    /// How many are to be rejected, or a few more.
+    /// The number to reject, or a few more.
     wanted: u32,
-    /// How many were.
+    /// The number that was rejected.
     pub(super) rejected: u32,
-    /// How many came and are not.
+    /// The number that arrived and is not rejected.
     here: u32,
     /// The tag of the last one.
     last: u64,
-    /// How many in a row, up to the last one, were parked since the change.
+    /// The number in a row, up to the last one, that was parked since the change.
     known: u32,
-    /// Those of all that came.
+    /// The sizes of all that arrived.
     sizes: Sizes,
-    /// Whether the queue has no others.
+    /// Whether the queue has no more messages.
     is_exhausted: bool,
 }
 
 impl<'a> Group<'a> {
-    /// Of this many messages, less those that were parked under these versions. `is_later` is true if their queue was looked at
-    /// before.
+    /// Rejects this many messages, except those that were parked under these versions. `is_later` is true if their
+    /// queue was checked before.
     pub(super) fn new(wanted: u32, versions: Option<&'a str>, is_later: bool) -> Self {
         Self { wanted, versions, is_later, ..Self::default() }
     }
 
-    /// Adds one that came.
+    /// Adds a message that arrived.
     pub(super) fn add(&mut self, delivery: &mut Delivery) {
         self.last = delivery.delivery_tag;
         let body = match take_mark(&mut delivery.properties) {
@@ -77,7 +78,7 @@ impl<'a> Group<'a> {
         self.known = if is_known { self.known + 1 } else { 0 };
     }
 
-    /// Adds those that have come already. Returns whether there are any to reject.
+    /// Adds the messages that have arrived already. Returns whether there are any to reject.
     pub(super) fn add_ready(&mut self, consumer: &mut Consumer) -> bool {
         while self.here < PREFETCH.into()
             && let Some(Some(Ok(mut delivery))) = consumer.next().now_or_never()
@@ -87,17 +88,18 @@ impl<'a> Group<'a> {
         self.here > 0
     }
 
-    /// Rejects them.
+    /// Rejects the messages.
     pub(super) async fn reject(&mut self, channel: &Channel, what: &str) -> Result<(), Error> {
         if self.here == 0 { Ok(()) } else { self.reject_up_to(self.last, channel, what).await }
     }
 
-    /// Rejects all that the broker has sent over the channel, also what came too late for a consumer that was cancelled.
+    /// Rejects all that the broker has sent over the channel, also messages that arrived after their consumer was
+    /// cancelled.
     pub(super) async fn reject_all(&mut self, channel: &Channel, what: &str) -> Result<(), Error> {
         self.reject_up_to(0, channel, what).await
     }
 
-    /// Rejects those up to this tag; all if it is 0.
+    /// Rejects the messages up to this tag; all if it is 0.
     async fn reject_up_to(&mut self, tag: u64, channel: &Channel, what: &str) -> Result<(), Error> {
         failpoint::reached("unpark:rejecting");
         let options = BasicNackOptions { multiple: true, requeue: false };
@@ -106,33 +108,33 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Notes that the queue has no others.
+    /// Records that the queue has no more messages.
     pub(super) const fn exhausted(&mut self) {
         self.is_exhausted = true;
     }
 
-    /// Whether what follows is taken to have been parked since the change.
+    /// Whether the rest counts as parked since the change.
     pub(super) const fn is_known(&self) -> bool {
         let is_head = self.known == self.taken();
         self.known >= if self.is_later && is_head { KNOWN_AT_HEAD } else { KNOWN }
     }
 
-    /// Whether all have come that are to be rejected.
+    /// Whether all messages have arrived that are to be rejected.
     pub(super) const fn is_over(&self) -> bool {
         self.is_exhausted || self.is_known() || self.taken() >= self.wanted
     }
 
-    /// How many came, and are rejected or will be.
+    /// The number that arrived, and was rejected or will be.
     pub(super) const fn taken(&self) -> u32 {
         self.rejected.saturating_add(self.here)
     }
 
-    /// Whether all have come that a consumer with this prefetch gets before one of them is rejected.
+    /// Whether all messages have arrived that a consumer with this prefetch gets before one of them is rejected.
     pub(super) fn is_full(&self, prefetch: u16) -> bool {
         self.here >= prefetch.into()
     }
 
-    /// How many may be under way, by the sizes of those that came.
+    /// How many may be in transit, given the sizes of those that arrived.
     pub(super) fn prefetch(&self) -> u16 {
         let bounds = Bounds { wanted: PREFETCH, bytes: BYTES, left: BYTES, gives_back: GiveBack::New };
         self.sizes.target(bounds, 0)

@@ -1,11 +1,12 @@
-//! What is known of the queues of a downstream that are being emptied. It has no I/O.
+//! What is known about the queues of a downstream that are being emptied. It has no I/O.
 
 use std::collections::BTreeMap;
 
-/// The queues of a downstream, since somebody asked for the jobs in them.
+/// The queues of a downstream, since somebody requested the jobs in them.
 ///
-/// The broker answers a look with the numbers of messages and of holders: consumers, and others who have messages unacked. It
-/// answers 0 and 0 for a queue that is empty, and for one that did not answer the broker in time.
+/// The broker answers a check with the numbers of messages and of holders: consumers, and other clients that have
+/// messages unacked. It answers 0 and 0 for a queue that is empty, and for one that did not answer the broker in
+/// time.
 ///
 /// | state | 0 and 0 | no message, and holders | messages | emptied | missing |
 /// |---|---|---|---|---|---|
@@ -31,7 +32,7 @@ enum State {
 }
 
 impl Progress {
-    /// Notes the answer to a look.
+    /// Records the answer to a check.
     pub(super) fn seen(&mut self, queue: &str, messages: u32, holders: u32) {
         let state = match (messages, holders, self.queues.get(queue)) {
             (0, 0, Some(State::Begun)) => State::Begun,
@@ -42,17 +43,17 @@ impl Progress {
         self.queues.insert(queue.to_owned(), state);
     }
 
-    /// Notes that a queue was emptied.
+    /// Records that a queue was emptied.
     pub(super) fn emptied(&mut self, queue: &str) {
         self.queues.insert(queue.to_owned(), State::Empty);
     }
 
-    /// Notes that a queue does not exist.
+    /// Records that a queue does not exist.
     pub(super) fn missing(&mut self, queue: &str) {
         self.queues.remove(queue);
     }
 
-    /// Notes that no queue exists.
+    /// Records that no queue exists.
     pub(super) fn all_missing(&mut self) {
         self.queues.clear();
     }
@@ -67,12 +68,12 @@ impl Progress {
         self.queues.get(queue) == Some(&State::Empty)
     }
 
-    /// A queue that is to be looked at again.
+    /// A queue that must be checked again.
     pub(super) fn doubtful(&self) -> Option<&str> {
         self.queues.iter().find(|(_, state)| **state != State::Empty).map(|(queue, _)| queue.as_str())
     }
 
-    /// Whether there is a queue that had jobs, and never said that it has none any more.
+    /// Whether there is a queue that had jobs, and never reported that it has none any more.
     pub(super) fn has_begun(&self) -> bool {
         self.queues.values().any(|state| *state == State::Begun)
     }
@@ -82,10 +83,11 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// After these looks at one queue: whether it is certainly empty, is to be looked at again, and may have jobs.
-    fn after(looks: &[(u32, u32)]) -> (bool, bool, bool) {
+    /// The result of these checks of one queue: whether it is certainly empty, must be checked again, and may have
+    /// jobs.
+    fn after(checks: &[(u32, u32)]) -> (bool, bool, bool) {
         let mut progress = Progress::default();
-        for (messages, holders) in looks {
+        for (messages, holders) in checks {
             progress.seen("q", *messages, *holders);
         }
         (progress.is_empty("q"), progress.doubtful().is_some(), progress.has_begun())
@@ -97,7 +99,7 @@ mod tests {
         assert_eq!(after(&[]), (false, false, false));
         for before in [&[][..], &[(0, 0)], &[(5, 0)], &[(5, 1), (0, 0)]] {
             let had_jobs = before.iter().any(|(messages, _)| *messages > 0);
-            let then = |look| after(&[before, &[look]].concat());
+            let then = |check| after(&[before, &[check]].concat());
             assert_eq!(then((0, 0)), if had_jobs { begun } else { silent }, "{before:?}");
             assert_eq!(then((0, 1)), empty, "{before:?}");
             assert_eq!((then((3, 0)), then((3, 2))), (begun, begun), "{before:?}");

@@ -1,4 +1,4 @@
-//! Empties the queues of a downstream whenever a replica asks for that.
+//! Empties the queues of a downstream each time a replica requests that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::progress::Progress;
-use super::{Places, Unparking};
+use super::{UnparkPermits, Unparking};
 use crate::amqp::Options;
 use crate::amqp::connection::Backoff;
 use crate::amqp::depths::Depths;
@@ -18,23 +18,23 @@ use crate::amqp::links::Link;
 use crate::amqp::rungs::RETRY;
 use crate::amqp::supervisor::{Up, up};
 
-/// How often it is tried in quick succession, before the log says that it fails.
+/// The number of attempts in quick succession before the log reports the failure.
 const ATTEMPTS: u32 = 10;
 
-/// The waits before queues are looked at again that are empty, or did not answer: while a leader is elected, or while a busy one
-/// has to do with what is being parked.
+/// The waits before another check of queues that are empty or did not answer: until a leader is elected, or until a
+/// busy leader has caught up with what is being parked.
 const AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60)];
 
-/// Brings the jobs of one downstream home whenever that is asked for.
+/// Brings home the jobs of one downstream on each request.
 pub(in crate::amqp) struct Unparker {
     pub(in crate::amqp) options: Arc<Options>,
     pub(in crate::amqp) downstream: String,
-    /// The connection over which that is done.
+    /// The connection for that.
     pub(in crate::amqp) link: Link,
-    pub(in crate::amqp) places: Places,
+    pub(in crate::amqp) permits: UnparkPermits,
     /// Knows whether the queues exist.
     pub(in crate::amqp) depths: Depths,
-    /// Keeps the last request: all but those come home that were parked under these versions of the limits.
+    /// The last request: all jobs come home except those that were parked under these versions of the limits.
     pub(in crate::amqp) asked: watch::Receiver<Option<String>>,
     pub(in crate::amqp) closing: CancellationToken,
 }
@@ -48,7 +48,7 @@ impl Unparker {
         }
     }
 
-    /// Tries until it is done, or cannot be, or until it is asked for anew.
+    /// Tries until it is done, or cannot be done, or is requested again.
     async fn unpark(&mut self) {
         let versions = self.asked.borrow_and_update().clone();
         if self.depths.lacks_waits(&self.downstream) {
@@ -59,7 +59,7 @@ impl Unparker {
         while let Some(Some(connection)) = self.closing.run_until_cancelled(up(&mut self.link.current)).await
         {
             let unparked = self.unpark_over(&connection, versions.as_deref(), is_later, &mut progress).await;
-            // It holds the socket of one that is lost.
+            // It holds the socket of a lost connection.
             drop(connection);
             let downstream = &self.downstream;
             let jobs = std::mem::take(&mut progress.jobs);
@@ -80,7 +80,7 @@ impl Unparker {
                 Err(error) => {
                     attempt += 1;
                     again = AGAIN.iter();
-                    // Where a queue was deleted meanwhile, the others are left.
+                    // Where a queue was deleted meanwhile, the others still have jobs.
                     let is_final = error.is_final() && !matches!(error, Error::NotFound { .. });
                     if attempt == ATTEMPTS || is_final {
                         warn!(
@@ -109,11 +109,11 @@ impl Unparker {
         is_later: bool,
         progress: &mut Progress,
     ) -> Result<(), Error> {
-        let Self { options, downstream, places, closing, .. } = self;
+        let Self { options, downstream, permits, closing, .. } = self;
         let admissions = &*connection.admissions;
         let asks_queues = false;
         let unparking =
-            Unparking { connection, admissions, places, closing, versions, is_later, asks_queues };
+            Unparking { connection, admissions, permits, closing, versions, is_later, asks_queues };
         let began = Instant::now();
         let unparked = unparking.run(options, downstream, progress).await;
         if unparked.is_ok() && progress.has_no_queue() {
@@ -122,7 +122,7 @@ impl Unparker {
         unparked
     }
 
-    /// Waits. Returns false if it is to end, or is asked for anew.
+    /// Waits. Returns false if it is to end, or was requested again.
     async fn rest(&mut self, wait: Duration) -> bool {
         tokio::select! {
             () = self.closing.cancelled() => false,

@@ -34,7 +34,7 @@ fn the_window_starts_small_and_grows_with_what_is_seen() {
         (&[(1, 100 * MIB)], false, 1),
         (&[(200, MIB)], true, 64),
         (&[(200, MIB)], false, 64),
-        // The longest message counts where all that was requested is taken, and a quarter of it else.
+        // The longest message counts where all requested messages are accepted, and otherwise a quarter of it.
         (&[(1000, KIB), (1, 32 * MIB)], true, 8),
         (&[(1000, KIB), (1, 32 * MIB)], false, 2),
         (&[(10, 32 * MIB), (600, MIB)], true, 64),
@@ -46,7 +46,7 @@ fn the_window_starts_small_and_grows_with_what_is_seen() {
     }
     let none = Bounds { gives_back: GiveBack::None, ..bounds(1000, false) };
     assert_eq!(seen(&[(600, KIB)]).target(none, 0), 16, "few where none may be given back");
-    assert_eq!(seen(&[(600, KIB)]).target(bounds(7, true), 0), 7, "never more than was asked for");
+    assert_eq!(seen(&[(600, KIB)]).target(bounds(7, true), 0), 7, "never more than is wanted");
     assert_eq!(seen(&[(600, KIB)]).target(bounds(0, true), 0), 1, "never none: that has no bound");
 }
 
@@ -205,7 +205,7 @@ fn short_jobs_fill_the_whole_window_without_any_wait() {
 }
 
 proptest! {
-    /// Whatever is requested, the unacked messages never exceed the window that was in force when they came.
+    /// For any requests, the unacked messages never exceed the window that was in force when they came.
     #[test]
     fn there_is_never_a_second_window(
         turns in prop::collection::vec((1_u16..1200, 0_usize..1200, any::<bool>()), 1..100),
@@ -220,7 +220,7 @@ proptest! {
         }
     }
 
-    /// A window that stays the same is used in full, whatever is never settled, and takes few consumers.
+    /// A constant window is used in full, also where some are never settled, and takes few consumers.
     #[test]
     fn a_window_is_had_whole(window in 1_u16..2000, settled in prop::collection::vec(0_usize..300, 1..50)) {
         let mut broker = Broker::default();

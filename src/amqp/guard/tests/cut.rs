@@ -6,7 +6,7 @@ use super::super::content::body_size;
 use super::generate::{deliver, entry, long, payload, short, with_headers};
 use super::*;
 
-/// Takes in what is no longer than this, and notes what it is asked.
+/// Accepts a body that is no longer than this, and records each question.
 #[derive(Debug, Default)]
 struct Room {
     longest: u64,

@@ -106,7 +106,7 @@ fn a_property_that_is_no_text_is_dropped_alone() {
 }
 
 #[test]
-fn bytes_behind_the_properties_and_a_missing_end_are_told() {
+fn bytes_behind_the_properties_and_a_missing_end_are_reported() {
     let (_, mark) = rebuilt(&payload(7, 0, b"x"));
     assert_eq!(mark, "the properties are broken: there are bytes behind them");
     let (_, mark) = rebuilt(&payload(7, 0, &[])[..13]);

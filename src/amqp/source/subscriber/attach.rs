@@ -1,4 +1,4 @@
-//! Begins to consume a queue: what it needs is ensured first.
+//! Starts to consume a queue, after it has ensured that everything exists that this needs.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::amqp::window::Consuming;
 use crate::episode::Episode;
 use crate::lock::lock;
 
-/// What to heed with a queue.
+/// Precautions for consuming a queue.
 struct Precautions {
     gives_back: GiveBack,
     may_be_stream: bool,
@@ -30,7 +30,7 @@ struct Precautions {
 }
 
 impl Subscriber {
-    /// Waits for a connection and for a place at the gate, and consumes on a channel of its own.
+    /// Waits for a connection and for a permit of the gate, and consumes on a channel of its own.
     pub(super) async fn attach(
         &self,
         trouble: &mut Episode<String>,
@@ -39,12 +39,12 @@ impl Subscriber {
         let Settlement { options, downstream, .. } = &*self.settlement;
         let Link { current, gate } = &self.route.link;
         let mut current = current.clone();
-        let (connection, place) = loop {
+        let (connection, permit) = loop {
             let Some(connection) = up(&mut current).await else { return Ok(Attempt::Over) };
-            let place = gate.enter().await;
-            // If the connection was lost during the wait for a place, that is no trouble of this downstream.
+            let permit = gate.enter().await;
+            // If the connection was lost during the wait for a permit, that is no trouble of this downstream.
             if connection.status().connected() {
-                break (connection, place);
+                break (connection, permit);
             }
         };
         gate.share(&connection, options, downstream).await?;
@@ -68,7 +68,7 @@ impl Subscriber {
                 if tokio::time::timeout(ANSWER, &mut closed).await.is_err() {
                     self.log_trouble(trouble, error.to_string());
                     // The others need not wait for one queue that does not answer.
-                    drop(place);
+                    drop(permit);
                     tokio::select! {
                         () = closed => {}
                         _ = current.changed() => {}
@@ -79,8 +79,8 @@ impl Subscriber {
         }
     }
 
-    /// Ensures that jobs can be parked, and come back. Returns the reason if they cannot be parked: what is there is
-    /// consumed all the same.
+    /// Ensures that jobs can be parked, and come back. Returns the reason if they cannot be parked: what is already
+    /// parked is still consumed.
     async fn ensure_parking(&self, connection: &Connection) -> Result<Option<Error>, Error> {
         let Settlement { options, downstream, parking, .. } = &*self.settlement;
         let ensured = async {
@@ -114,7 +114,8 @@ impl Subscriber {
         let Settlement { options, downstream, .. } = &*self.settlement;
         match self.queue {
             Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
-            // It was ensured on another channel, since it may be consumed even where that is refused.
+            // It was ensured on another channel, since it may be consumed even where the broker refuses to declare
+            // it.
             Queue::Home => {}
         }
         let Precautions { gives_back, may_be_stream, may_be_deleted } = self.precautions(connection).await?;
@@ -139,14 +140,14 @@ impl Subscriber {
         Feed { subscription, admissions, admission, may_be_stream }
     }
 
-    /// Determines what to heed with the queue: others may have declared it.
+    /// Determines the precautions for the queue: others may have declared it.
     ///
     /// # Errors
     /// The queue is a stream.
     async fn precautions(&self, connection: &Connection) -> Result<Precautions, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         let (queue, gate) = (self.queue_name(), &self.route.link.gate);
-        // A queue of a name of paced's is one that it would declare alike, but perhaps for its limits.
+        // paced would declare a queue with a name of its own in the same way, except perhaps for its limits.
         let is_foreign = self.queue == Queue::Jobs && downstream.queue.is_some() || gate.existing.has(&queue);
         if !is_foreign && options.declare && !gate.is_unchecked(&downstream.name) {
             return Ok(Precautions {

@@ -1,5 +1,5 @@
-//! Hands on the deliveries of one consumer, and replaces the consumer by one with another prefetch where the window
-//! changes.
+//! Hands on the deliveries of one consumer. When the window changes, it replaces the consumer by one with another
+//! prefetch.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -19,11 +19,11 @@ use crate::amqp::error::{Error, text};
 use crate::amqp::read_timeout::ReadTimeout;
 use crate::amqp::window::{Consuming, Step, Unsettled, step};
 
-/// How long there is no consumer, so that more messages are settled, before a window is used that is less than half of
-/// the possible one.
+/// How long no consumer exists before a window is used that is less than half of the possible one. More messages are
+/// settled meanwhile.
 const PAUSE_BEFORE_CUT: Duration = Duration::from_secs(1);
 
-/// How often a window is filled up of which less than half is missing.
+/// How often a window is refilled of which less than half is missing.
 const FILL_UP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The consumer of one channel; none while there is no room for more messages.
@@ -50,7 +50,7 @@ enum Event {
     /// Nothing was changed for a long time.
     Waited,
     Item(Option<Result<lapin::message::Delivery, lapin::Error>>),
-    /// As `Item`, of the consumer that stands in.
+    /// As `Item`, from the consumer that stands in.
     StoodIn(Option<Result<lapin::message::Delivery, lapin::Error>>),
 }
 
@@ -112,7 +112,7 @@ impl<'a> Pump<'a> {
         let is_lost = self.stand_in.as_ref().is_some_and(StandIn::is_lost);
         let stood_in = async {
             match &mut self.stand_in {
-                // What comes during a pause waits for its end.
+                // A message that arrives during a pause waits for its end.
                 Some(stand_in) if !is_paused => stand_in.next().await,
                 _ => std::future::pending().await,
             }
@@ -122,7 +122,8 @@ impl<'a> Pump<'a> {
                 () = closing.cancelled() => Event::Closing,
                 Ok(()) = window.changed() => Event::WindowChanged,
                 item = consumer.next() => Event::Item(item),
-                // No more comes from this consumer before one of its own is settled. The sender is the account's.
+                // This consumer delivers nothing more before one of its messages is settled. The sender is the
+                // account's.
                 _ = self.freed.changed(), if is_used_up => Event::WindowChanged,
                 _ = self.fill_up.tick() => Event::Waited,
             },
@@ -156,7 +157,7 @@ impl<'a> Pump<'a> {
         }
         self.subscriber.reports.idle.send_if_modified(std::mem::take);
         if waited || self.is_used_up() {
-            // What was asked for has come, or somebody else has got it.
+            // The requested messages have arrived, or another client has got them.
             self.feed.admission.reserve(0);
         }
         if self.consumer.is_some() {
@@ -171,7 +172,7 @@ impl<'a> Pump<'a> {
             return Ok(());
         }
         self.freed.mark_unchanged();
-        // What would come now would be given back.
+        // A message that arrived now would be given back.
         if self.subscriber.settlement.account.is_full() {
             return Ok(());
         }
@@ -185,8 +186,8 @@ impl<'a> Pump<'a> {
         if let Step::Consume(prefetch) = step {
             let bounds = self.subscriber.bounds(&self.feed.admission);
             self.feed.admission.reserve(self.subscriber.sizes.reserves(prefetch, bounds));
-            // The settlements go ahead of the new consumer, so that the broker, too, counts them first, and what was given
-            // back is there again.
+            // The settlements precede the new consumer, so that the broker counts them first too, and has requeued
+            // what was given back.
             let acker = &self.feed.subscription.acker;
             acker.write_now();
             acker.another_consumer();
@@ -200,7 +201,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// The target of the window, and the step towards it.
+    /// The target of the window, and the step to reach it.
     fn step(&self, waited: bool) -> (u16, Step) {
         let bounds = self.subscriber.bounds(&self.feed.admission);
         let unsettled = self.unsettled();
@@ -224,8 +225,8 @@ impl<'a> Pump<'a> {
         self.consumer.is_some() && unsettled.all >= unsettled.earlier + usize::from(self.consuming.prefetch)
     }
 
-    /// Cancels the consumer and hands on the deliveries in transit. What is unacked stays so. If the queue must not be
-    /// without a consumer, another one stands in before.
+    /// Cancels the consumer and hands on the deliveries in transit. Unacked messages stay unacked. If the queue must
+    /// not be without a consumer, another one stands in first.
     async fn cancel(&mut self) -> Result<(), Error> {
         if let Some(stand_in) = &mut self.stand_in {
             stand_in.begin(self.subscriber).await?;

@@ -9,26 +9,27 @@ use tokio::time::Instant;
 use super::{Feed, Subscriber};
 use crate::amqp::error::Error;
 
-/// What waits for the end of a pause goes back once in this time: RabbitMQ ends a consumer that has held a message for its
-/// `consumer_timeout`, 30 minutes unless set, and so the queue. Where the queue may count that, it does not come more often
-/// than it would by that time-out.
+/// A message that waits for the end of a pause goes back once in this time. RabbitMQ ends a consumer that has held a
+/// message for its `consumer_timeout`, 30 minutes unless set, and that would delete the queue. Where the queue may
+/// count returns, the message does not come back more often than that time-out would make it.
 const RENEWAL: Duration = Duration::from_secs(25 * 60);
 
-/// A consumer beside that of the window, on a channel of its own. It takes one job at a time, whatever is held.
+/// A consumer beside that of the window, on a channel of its own. It takes one job at a time, regardless of how many
+/// are held.
 pub(super) struct StandIn {
     pub(super) feed: Feed,
     consumer: Option<Consumer>,
-    /// When it began, or gave back last.
+    /// When it began, or last gave a message back.
     since: Instant,
 }
 
 impl StandIn {
-    /// One that consumes over this channel once it begins.
+    /// A consumer that will use this channel once it begins.
     pub(super) fn new(feed: Feed) -> Self {
         Self { feed, consumer: None, since: Instant::now() }
     }
 
-    /// Begins to consume, unless it does so already.
+    /// Starts to consume, unless it already does.
     pub(super) async fn begin(&mut self, subscriber: &Subscriber) -> Result<(), Error> {
         if self.consumer.is_none() {
             self.consumer = Some(subscriber.subscribe(&self.feed, 1).await?);
@@ -37,7 +38,7 @@ impl StandIn {
         Ok(())
     }
 
-    /// Consumes no more, and hands on what has come.
+    /// Ends the consumer, and hands on what it has delivered.
     pub(super) async fn end(&mut self, subscriber: &mut Subscriber) -> Result<(), Error> {
         match self.consumer.take() {
             Some(consumer) => subscriber.drain(&self.feed, consumer, "standing in no more").await,
@@ -50,7 +51,8 @@ impl StandIn {
         self.consumer.is_some() && !self.feed.subscription.is_live()
     }
 
-    /// Gives back what nobody took for long. It comes again at once, and stays for as long.
+    /// Gives back a message that nobody took for long. The broker delivers it again at once, and it stays for as long
+    /// again.
     pub(super) fn renew(&mut self) {
         if self.since.elapsed() < RENEWAL {
             return;

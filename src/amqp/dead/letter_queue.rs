@@ -6,7 +6,7 @@ use crate::amqp::{Downstream, Options};
 
 /// The queue that letters are read from.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum LetterQueue {
     /// The dead letters of a downstream.
     Dead(Downstream),
     /// The messages that reached no downstream's queue.
@@ -24,7 +24,7 @@ pub(super) struct Destination {
     pub(super) uncertain: Option<String>,
 }
 
-impl Place {
+impl LetterQueue {
     /// The name of the queue.
     pub(super) fn queue(&self, options: &Options) -> String {
         match self {
@@ -34,8 +34,8 @@ impl Place {
         }
     }
 
-    /// The destination of a letter that becomes a job again: of the downstream `to` where there is one, or else the one
-    /// that it was published for.
+    /// The destination of a letter that becomes a job again: the downstream `to` if there is one, or else the
+    /// downstream that it was published for.
     pub(super) fn destination(
         &self,
         options: &Options,
@@ -100,7 +100,11 @@ mod tests {
         }
     }
 
-    fn destination(place: &Place, key: Option<&str>, to: Option<&Downstream>) -> (String, String, String) {
+    fn destination(
+        letter_queue: &LetterQueue,
+        key: Option<&str>,
+        to: Option<&Downstream>,
+    ) -> (String, String, String) {
         let options = Options {
             address: "amqp://localhost".parse().unwrap(),
             prefix: "p".to_owned(),
@@ -121,7 +125,7 @@ mod tests {
             dead_at: None,
             response: None,
         };
-        let Destination { exchange, key, uncertain } = place.destination(&options, &letter, to);
+        let Destination { exchange, key, uncertain } = letter_queue.destination(&options, &letter, to);
         (exchange, key, uncertain.unwrap_or_default())
     }
 
@@ -131,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_dead_letter_goes_back_to_its_downstream() {
-        let place = Place::Dead(downstream("billing", None));
+        let letter_queue = LetterQueue::Dead(downstream("billing", None));
         for (key, expected) in [
             (Some("billing"), "billing"),
             (Some("billing.eu.x"), "billing.eu.x"),
@@ -139,25 +143,32 @@ mod tests {
             (Some("other"), "billing"),
             (None, "billing"),
         ] {
-            assert_eq!(destination(&place, key, None), to("p.jobs", expected, ""), "{key:?}");
+            assert_eq!(destination(&letter_queue, key, None), to("p.jobs", expected, ""), "{key:?}");
         }
-        let foreign = Place::Dead(downstream("billing", Some("orders")));
+        let foreign = LetterQueue::Dead(downstream("billing", Some("orders")));
         assert_eq!(destination(&foreign, Some("billing.eu"), None), to("", "orders", ""));
     }
 
     #[test]
     fn an_unroutable_message_keeps_its_key_or_is_renamed() {
-        let place = Place::Unroutable;
-        assert_eq!(destination(&place, Some("biling.eu"), None), to("p.jobs", "biling.eu", "p.jobs.biling"));
-        assert_eq!(destination(&place, Some(""), None), to("p.jobs", "", "p.jobs."));
+        let letter_queue = LetterQueue::Unroutable;
+        assert_eq!(
+            destination(&letter_queue, Some("biling.eu"), None),
+            to("p.jobs", "biling.eu", "p.jobs.biling")
+        );
+        assert_eq!(destination(&letter_queue, Some(""), None), to("p.jobs", "", "p.jobs."));
         let (own, foreign) = (downstream("billing", None), downstream("billing", Some("orders")));
         for (key, expected) in
             [("biling", "billing"), ("biling.eu", "billing.eu"), ("", "billing"), (".eu", "billing.eu")]
         {
-            assert_eq!(destination(&place, Some(key), Some(&own)), to("p.jobs", expected, ""), "{key}");
+            assert_eq!(
+                destination(&letter_queue, Some(key), Some(&own)),
+                to("p.jobs", expected, ""),
+                "{key}"
+            );
         }
         let long = format!("b.{}", "x".repeat(253));
-        assert_eq!(destination(&place, Some(&long), Some(&own)), to("p.jobs", "billing", ""));
-        assert_eq!(destination(&place, Some("biling.eu"), Some(&foreign)), to("", "orders", ""));
+        assert_eq!(destination(&letter_queue, Some(&long), Some(&own)), to("p.jobs", "billing", ""));
+        assert_eq!(destination(&letter_queue, Some("biling.eu"), Some(&foreign)), to("", "orders", ""));
     }
 }
