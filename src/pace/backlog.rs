@@ -16,25 +16,26 @@ pub(crate) use find::WaiterPlace;
 const PURGE_THRESHOLD: usize = 1024;
 
 /// The position of a waiter in its lane: by descending priority, then by arrival.
-type Place = (u8, u64);
+type Position = (u8, u64);
 
-/// The waiters of one downstream that have no slot yet: those that may have one now, and those that may have one later.
+/// The waiters of one downstream that have no slot yet: those that may have one now, and those that may have one
+/// later.
 #[derive(Debug)]
 pub(crate) struct Backlog<W> {
     /// The ready waiters of each lane. A waiter that returns takes its old position.
-    ready: Vec<BTreeMap<Place, W>>,
+    ready: Vec<BTreeMap<Position, W>>,
     /// The waiters that are not ready yet, by the instant at which they become ready.
     later: BTreeMap<(Instant, u64), W>,
     /// Those of them that may wait elsewhere.
     movable: BTreeSet<(Instant, u64)>,
     /// The waiters that wait for the end of a window while cheaper ones are granted slots, by the end of the window.
     aside: BTreeMap<(Instant, u64), W>,
-    /// When the waiters give up that do and are ready, or were put aside, with their positions and the rows of their
-    /// lanes.
-    ends: BTreeSet<(Instant, Place, usize)>,
-    /// The length from which on stale waiters are to be purged.
+    /// When the waiters give up that are ready or were put aside, with their positions and the rows of their lanes.
+    /// Waiters that never give up are not in it.
+    ends: BTreeSet<(Instant, Position, usize)>,
+    /// The length from which stale waiters are purged.
     purge_threshold: usize,
-    /// Whether waiters have left, rather than being taken to request slots for them.
+    /// Whether waiters have left without a request of slots for them.
     has_left: bool,
     rows: Rows,
 }
@@ -53,12 +54,12 @@ pub(crate) enum Spot {
 /// The rows of a backlog.
 #[derive(Debug, Default)]
 struct Rows {
-    /// Whether there is a row for each lane that has had waiters, however many, and not only for the downstream and each
-    /// plan.
+    /// Whether there is a row for each lane that has had waiters, however many these are. Otherwise only the
+    /// downstream and each plan have one.
     grow: bool,
     /// The number of waiters in all of them.
     ready: usize,
-    /// The rows to which waiters were added, or which the last one has left, since the last call of
+    /// The rows to which waiters were added, or whose last waiter has left, since the last call of
     /// [`Backlog::take_touched`], if rows grow.
     touched: BTreeSet<usize>,
 }
@@ -84,8 +85,8 @@ impl<W: Waiter> Backlog<W> {
         self
     }
 
-    /// Returns the rows to which waiters were added, or which the last one has left, since the last call, if there is one
-    /// for each lane.
+    /// Returns the rows to which waiters were added, or whose last waiter has left, since the last call, if there is
+    /// one for each lane.
     pub(crate) fn take_touched(&mut self) -> BTreeSet<usize> {
         std::mem::take(&mut self.rows.touched)
     }
@@ -111,27 +112,27 @@ impl<W: Waiter> Backlog<W> {
     /// Adds a waiter that is ready now.
     pub(crate) fn push(&mut self, waiter: W) {
         let row = self.row(waiter.lane());
-        let (place, end) = (place(&waiter), waiter.end());
-        // A stale waiter may have the same place.
-        let replaced = self.ready[row].insert(place, waiter);
+        let (position, end) = (position(&waiter), waiter.end());
+        // A stale waiter may have the same position.
+        let replaced = self.ready[row].insert(position, waiter);
         self.rows.ready += 1;
         if self.rows.grow {
             self.rows.touched.insert(row);
         }
         drop(self.taken(row, replaced));
-        self.ends.extend(end.map(|end| (end.at, place, row)));
+        self.ends.extend(end.map(|end| (end.at, position, row)));
     }
 
     /// Adds a waiter that becomes ready at `due`, or when it gives up.
     pub(crate) fn push_later(&mut self, due: Instant, mut waiter: W) {
         let due = or_end(due, &waiter);
         waiter.request_mut().since = due;
-        let place = (due, waiter.seq());
-        self.movable.extend(waiter.may_wait_elsewhere().then_some(place));
-        self.later.insert(place, waiter);
+        let position = (due, waiter.seq());
+        self.movable.extend(waiter.may_wait_elsewhere().then_some(position));
+        self.later.insert(position, waiter);
     }
 
-    /// Returns when the last of the waiters becomes ready that are not ready yet and may wait elsewhere.
+    /// Returns when the last waiter becomes ready, among those that are not ready yet and may wait elsewhere.
     pub(crate) fn last_due(&self) -> Option<Instant> {
         self.movable.last().map(|(due, _)| *due)
     }
@@ -140,8 +141,8 @@ impl<W: Waiter> Backlog<W> {
     pub(crate) fn take_last(&mut self, after: Instant, most: usize) -> Vec<(Instant, W)> {
         let mut taken = Vec::new();
         while taken.len() < most && self.last_due().is_some_and(|due| due > after) {
-            let Some(place) = self.movable.pop_last() else { break };
-            taken.extend(self.later.remove(&place).map(|waiter| (place.0, waiter)));
+            let Some(position) = self.movable.pop_last() else { break };
+            taken.extend(self.later.remove(&position).map(|waiter| (position.0, waiter)));
         }
         taken.reverse();
         taken
@@ -150,7 +151,7 @@ impl<W: Waiter> Backlog<W> {
     /// Puts a waiter aside until its window ends; others may have slots meanwhile.
     pub(crate) fn put_aside(&mut self, ends: Instant, waiter: W) {
         let row = self.row(waiter.lane());
-        self.ends.extend(waiter.end().map(|end| (end.at, place(&waiter), row)));
+        self.ends.extend(waiter.end().map(|end| (end.at, position(&waiter), row)));
         self.aside.insert((ends, waiter.seq()), waiter);
     }
 
@@ -170,8 +171,8 @@ impl<W: Waiter> Backlog<W> {
     /// Makes the waiters ready that are due at `now`, and those whose window ends at most `early` later.
     pub(crate) fn tick(&mut self, now: Instant, early: Duration) {
         while let Some(first) = self.later.first_entry().filter(|first| first.key().0 <= now) {
-            let (place, waiter) = first.remove_entry();
-            self.movable.remove(&place);
+            let (position, waiter) = first.remove_entry();
+            self.movable.remove(&position);
             self.push(waiter);
         }
         self.take_back(now + early);
@@ -202,17 +203,19 @@ impl<W: Waiter> Backlog<W> {
         self.forget_end(row, waiter)
     }
 
-    /// Forgets when a waiter gives up that was taken out.
+    /// Forgets when a waiter that was taken out gives up.
     fn forget_end(&mut self, row: usize, waiter: Option<W>) -> Option<W> {
-        if let Some((end, place)) = waiter.as_ref().and_then(|waiter| Some((waiter.end()?, place(waiter)))) {
-            self.ends.remove(&(end.at, place, row));
+        if let Some((end, position)) =
+            waiter.as_ref().and_then(|waiter| Some((waiter.end()?, position(waiter))))
+        {
+            self.ends.remove(&(end.at, position, row));
         }
         waiter
     }
 
     /// Returns the position of the first ready waiter of this lane.
-    pub(crate) fn first(&self, lane: LaneId) -> Option<Place> {
-        self.ready.get(lane.row())?.first_key_value().map(|(place, _)| *place)
+    pub(crate) fn first(&self, lane: LaneId) -> Option<Position> {
+        self.ready.get(lane.row())?.first_key_value().map(|(position, _)| *position)
     }
 
     /// Takes the first ready waiter of this lane.
@@ -265,7 +268,7 @@ impl<W: Waiter> Backlog<W> {
     /// and of those with the same priority.
     pub(crate) fn ranks(&self, lane: LaneId, rank: u8) -> (usize, usize) {
         let Some(row) = self.ready.get(lane.row()) else { return (0, 0) };
-        let is_other = |end: Option<(&Place, &W)>| end.is_some_and(|((other, _), _)| *other != rank);
+        let is_other = |end: Option<(&Position, &W)>| end.is_some_and(|((other, _), _)| *other != rank);
         if !is_other(row.first_key_value()) && !is_other(row.last_key_value()) {
             return (0, row.len());
         }
@@ -276,8 +279,8 @@ impl<W: Waiter> Backlog<W> {
     /// with the same one.
     pub(crate) fn before(&self, waiter: &W) -> (usize, usize) {
         let Some(row) = self.ready.get(waiter.lane().row()) else { return (0, 0) };
-        let place = place(waiter);
-        (row.range(..(place.0, 0)).count(), row.range((place.0, 0)..place).count())
+        let position = position(waiter);
+        (row.range(..(position.0, 0)).count(), row.range((position.0, 0)..position).count())
     }
 
     /// Returns the first ready waiter of this lane.
@@ -300,7 +303,7 @@ impl<W: Waiter> Backlog<W> {
 }
 
 /// Returns the positions in the order of arrival of the first waiter of each priority of a lane.
-fn first_of_each_priority<W>(lane: &BTreeMap<Place, W>) -> impl Iterator<Item = u64> {
+fn first_of_each_priority<W>(lane: &BTreeMap<Position, W>) -> impl Iterator<Item = u64> {
     let mut from = Some(0);
     std::iter::from_fn(move || {
         let ((priority, seq), _) = lane.range((from?, 0)..).next()?;
@@ -310,7 +313,7 @@ fn first_of_each_priority<W>(lane: &BTreeMap<Place, W>) -> impl Iterator<Item = 
 }
 
 /// Returns the position of a waiter in its lane.
-fn place(waiter: &impl Waiter) -> Place {
+fn position(waiter: &impl Waiter) -> Position {
     (9 - waiter.priority().min(9), waiter.seq())
 }
 

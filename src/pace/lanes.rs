@@ -1,4 +1,4 @@
-//! What makes the lanes of a downstream, and whose state each of their limits has.
+//! The rules by which a downstream has lanes, and by which their limits have states.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,19 +11,20 @@ pub struct LaneRules {
     pub parts: Vec<String>,
     /// The part whose values share the downstream's slots, as an index into `parts`.
     pub fair_by: usize,
-    /// The parts whose values have a state of their own, as indices into `parts`, for each limit of lanes by its name. A limit
-    /// of a plan that is not named here has one for each value of `fair_by`, and any other limit one for each lane.
+    /// The parts whose values have a state of their own, as indices into `parts`, for each limit of lanes by its
+    /// name. A limit of a plan that is not named here has one state for each value of `fair_by`, and any other limit
+    /// one for each lane.
     pub per: BTreeMap<String, Vec<usize>>,
     /// The parts whose values wait alone where the downstream throttles a job of theirs, as indices into `parts`. Without any
     /// all jobs of the downstream wait.
     pub pause_per: Vec<usize>,
-    /// How much more than others values of `fair_by` get; 1 where they are not named.
+    /// The weights of values of `fair_by`: how much more than others they get; 1 where they are not named.
     pub weights: BTreeMap<String, u32>,
     /// The values of `fair_by` that an operator has paused.
     pub paused: BTreeSet<String>,
-    /// The share of turns that goes to the lowest priority that waits, in millionths.
+    /// The share of turns for the lowest priority that waits, in millionths.
     pub starvation_guard: u32,
-    /// The most lanes that this replica has at one time: the jobs of others share one lane.
+    /// The most lanes that this replica has at one time: the jobs of all others share one lane.
     pub max_lanes: usize,
 }
 
@@ -50,7 +51,7 @@ impl LaneRules {
     /// The prefix of the names of limits of plans.
     pub(crate) const OF_PLAN: &'static str = "plan.";
 
-    /// Whether lanes have the same states under these rules as under others.
+    /// Whether lanes have the same states under these rules as under the others.
     pub fn has_same_states(&self, other: &Self) -> bool {
         (&self.parts, self.fair_by, &self.per) == (&other.parts, other.fair_by, &other.per)
     }
@@ -81,8 +82,8 @@ impl LaneRules {
         let mut values = vec![String::new(); self.parts.len()];
         for pair in name.split('&').filter(|pair| !pair.is_empty()) {
             let (part, value) = pair.split_once('=')?;
-            let place = self.parts.iter().position(|other| other == part)?;
-            values[place] = value.replace("%26", "&").replace("%25", "%");
+            let index = self.parts.iter().position(|other| other == part)?;
+            values[index] = value.replace("%26", "&").replace("%25", "%");
         }
         Some(values.into())
     }
@@ -99,7 +100,7 @@ impl LaneRules {
         key
     }
 
-    /// Returns the value by which a lane with these values shares.
+    /// Returns the value by which a lane with these values shares slots.
     pub(crate) fn fair_value<'v>(&self, values: &'v [String]) -> &'v str {
         values.get(self.fair_by).map_or("", String::as_str)
     }

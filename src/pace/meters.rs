@@ -193,8 +193,8 @@ impl Meters {
         self.shaping_delay.record(ahead.as_secs_f64());
     }
 
-    /// Sets the pace in force, and whether it is that of a rate which an operator set. The series of the other source is 0,
-    /// and both are where no limit spaces jobs out.
+    /// Sets the pace in force, and whether it is a rate that an operator set. The series of the other source is 0,
+    /// and both are 0 where no limit spaces jobs out.
     pub(crate) fn pace_in_force(&self, pace: Option<Rate>, is_override: bool) {
         let jobs_per_second = pace.map_or(0.0, Rate::per_second);
         for (source, counts) in [("config", !is_override), ("override", is_override)] {

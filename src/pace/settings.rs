@@ -60,13 +60,13 @@ pub(crate) struct Settings {
     pub(crate) horizon: Duration,
     /// The most sends that may be in progress at once.
     pub(crate) concurrency: usize,
-    /// What there is where the waiters are jobs.
+    /// The settings for waiters that are jobs.
     pub(crate) of_jobs: JobSettings,
     /// The revision of the configuration that the limits come from. A lower revision never replaces a higher one.
     pub(crate) revision: Option<u64>,
 }
 
-/// The settings of an engine whose waiters are jobs; otherwise it has none of them.
+/// The settings of an engine whose waiters are jobs; another engine has none of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JobSettings {
     /// The bounds of the jobs that the driver holds at once. It is `None` if the driver holds all waiters.
@@ -80,7 +80,7 @@ pub(crate) struct JobSettings {
 pub(crate) struct Prefetch {
     /// The most jobs, unless the limits release fewer soon.
     pub(crate) most: u16,
-    /// How long a job that cannot go yet is held, as long as others find places.
+    /// How long a job that cannot be released yet is held, as long as others find room.
     pub(crate) hold_max: Duration,
 }
 
@@ -90,13 +90,14 @@ impl Settings {
         std::iter::once(&self.limits).chain(self.plans.iter().map(|plan| &plan.limits))
     }
 
-    /// Whether slots are requested under these settings as under others: of the same limits, in the same way.
+    /// Whether slots are requested in the same way under these settings and under the others: for the same limits.
     pub(crate) fn paces_like(&self, other: &Self) -> bool {
         let how = |of: &Self| (of.on_limit, of.horizon, of.concurrency);
         how(self) == how(other) && self.of_jobs.lanes == other.of_jobs.lanes && self.sets().eq(other.sets())
     }
 
-    /// Whether these limits may release a job sooner than others do: not where they are the same ones, as high at most.
+    /// Whether these limits may release a job earlier than the others do. It is false where they are the same limits,
+    /// with rates that are not higher.
     pub(crate) fn may_release_sooner(&self, than: &Self) -> bool {
         let is_tighter = |new: &Limit, old: &Limit| new.name() == old.name() && new.is_within(old);
         let are_tighter = |(new, old): (&LimitSet, &LimitSet)| {
@@ -135,7 +136,7 @@ impl Settings {
         self.of_jobs.prefetch.map_or(u16::MAX, window)
     }
 
-    /// How long a job that cannot go yet is held, as long as others find places.
+    /// How long a job that cannot be released yet is held, as long as others find room.
     pub(crate) fn hold_max(&self) -> Duration {
         self.of_jobs.prefetch.map_or(Duration::MAX, |prefetch| prefetch.hold_max)
     }
@@ -167,8 +168,8 @@ impl Settings {
 /// limits release in `hold_max` after an idle period, and at least 1. More messages would only be held here, out of reach
 /// of other replicas. If the limits police, nothing is held.
 ///
-/// A short `hold_max` leaves room for those that are being sent: as many as may be at once (`concurrency`), or as the limits
-/// release while a slow answer takes.
+/// A short `hold_max` leaves room for the jobs that are being sent: as many as may be in progress (`concurrency`), or
+/// as the limits release during a slow answer.
 #[must_use]
 pub fn window(
     prefetch: u16,
@@ -192,7 +193,7 @@ pub(crate) fn slots_within<'l>(limits: impl Iterator<Item = &'l Limit>, span: Du
     limits.map(slots).min().unwrap_or(1).max(1)
 }
 
-/// Returns how long after the first unit the limits release the unit in this place, counted from 0, after an idle
+/// Returns how long after the first unit the limits release the unit with this index, counted from 0, after an idle
 /// period.
 pub(crate) fn limit_delay(limits: &[&Limit], place: u64) -> Duration {
     let delay = |limit: &&Limit| {

@@ -6,8 +6,9 @@ use tokio::time::Instant;
 
 use crate::limit::JobCost;
 
-/// A lane: the waiters whose slots keep the same limits. Where the downstream has lanes by keys, each of these has a row of
-/// its own. Otherwise the first lane has the downstream's own limits alone, and each plan has a lane of its own.
+/// A lane: the waiters whose slots keep the same limits. Where the downstream has lanes by keys, each of these has a
+/// row of its own. Otherwise the first lane has only the downstream's own limits, and each plan has a lane of its
+/// own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId {
     row: usize,
@@ -58,9 +59,9 @@ impl LaneId {
 pub(crate) struct SlotRequest {
     /// The lane in which the waiter waits.
     pub(crate) lane: LaneId,
-    /// The priority from 0 to 9; the higher priority goes first.
+    /// The priority from 0 to 9; the higher priority is first.
     pub(crate) priority: u8,
-    /// What it takes from its limits.
+    /// The cost that the waiter takes from its limits.
     pub(crate) cost: JobCost,
     /// The position in the order of arrival, which a waiter keeps when it returns to the backlog.
     pub(crate) seq: u64,
@@ -101,14 +102,14 @@ pub(crate) trait Waiter {
         false
     }
 
-    /// Until when it is expected to wait for a limit, if that was estimated before, by this version of the limits; by whichever
-    /// where that is not known.
+    /// Until when it is expected to wait for a limit, if that was estimated before by this version of the limits, or
+    /// by any version if the version is not known.
     fn expected(&self, limits: Option<&str>) -> Option<Instant> {
         let _ = limits;
         None
     }
 
-    /// The values of its key, if it has any: those by which lanes are made.
+    /// The values of its key, if it has any; they determine its lane.
     fn key(&mut self) -> Option<&mut Arc<[String]>> {
         None
     }

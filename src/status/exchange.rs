@@ -185,7 +185,7 @@ impl Exchange {
         for (name, Handle { peers, .. }) in &*dispatchers {
             let others = others.iter().filter(|other| other.downstreams.contains_key(name)).count();
             let replicas = u32::try_from(others + 1).unwrap_or(u32::MAX);
-            peers.tell(self.counts.entry(name.clone()).or_default().last_high(replicas, Instant::now()));
+            peers.set(self.counts.entry(name.clone()).or_default().last_high(replicas, Instant::now()));
         }
         if self.shared.parts.asks.answer(&others).await {
             report(&self.shared).await;

@@ -268,7 +268,7 @@ impl Bench {
 
     /// Sets the number of replicas of the running dispatcher.
     pub(super) fn tell_peers(&self, replicas: u32) {
-        self.running().peers.tell(replicas);
+        self.running().peers.set(replicas);
     }
 
     /// The pauses of the source, in order: true for a pause, false for the continuation.

@@ -1,14 +1,14 @@
-//! The waiters that leave a backlog, rather than being taken to request slots for them.
+//! The waiters that leave a backlog without a request of slots for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
-use super::{Backlog, PURGE_THRESHOLD, Place};
+use super::{Backlog, PURGE_THRESHOLD, Position};
 use crate::pace::{LaneId, Waiter};
 
 impl<W: Waiter> Backlog<W> {
-    /// Records that a waiter has left that was taken to request a slot for it.
+    /// Records that a waiter has left that was taken out to request a slot for it.
     pub(crate) const fn note_left(&mut self) {
         self.has_left = true;
     }
@@ -18,13 +18,13 @@ impl<W: Waiter> Backlog<W> {
         std::mem::replace(&mut self.has_left, false)
     }
 
-    /// Takes a waiter that has given up by `now` and is ready, or was put aside.
+    /// Takes a waiter that has given up by `now`, among those that are ready or were put aside.
     pub(crate) fn take_ended(&mut self, now: Instant) -> Option<W> {
         while self.ends.first().is_some_and(|(at, ..)| *at <= now) {
-            let (_, place, row) = self.ends.pop_first()?;
-            let ready = self.ready[row].remove(&place);
+            let (_, position, row) = self.ends.pop_first()?;
+            let ready = self.ready[row].remove(&position);
             let ready = self.left(row, ready);
-            let ended = ready.or_else(|| remove_seq(&mut self.aside, place.1));
+            let ended = ready.or_else(|| remove_seq(&mut self.aside, position.1));
             if ended.is_some() {
                 self.has_left = true;
                 return ended;
@@ -107,8 +107,8 @@ impl<W: Waiter> Backlog<W> {
         self.taken(row, waiter)
     }
 
-    /// Takes waiters out of each row, none of which are taken to request slots for them.
-    fn change_all(&mut self, mut change: impl FnMut(&mut BTreeMap<Place, W>)) {
+    /// Takes waiters out of each row, without a request of slots for them.
+    fn change_all(&mut self, mut change: impl FnMut(&mut BTreeMap<Position, W>)) {
         for (row, lane) in self.ready.iter_mut().enumerate().filter(|(_, lane)| !lane.is_empty()) {
             change(lane);
             self.rows.touched.extend((self.rows.grow && lane.is_empty()).then_some(row));
@@ -116,25 +116,26 @@ impl<W: Waiter> Backlog<W> {
         self.rows.ready = self.ready.iter().map(BTreeMap::len).sum();
     }
 
-    /// Forgets when waiters give up, and which may wait elsewhere, that are not here any more.
+    /// Forgets when waiters give up, and which may wait elsewhere, for those that are not here any more.
     fn forget_missing(&mut self) {
-        self.movable.retain(|place| self.later.contains_key(place));
+        self.movable.retain(|position| self.later.contains_key(position));
         let (ready, aside): (_, BTreeSet<u64>) =
             (&self.ready, self.aside.keys().map(|(_, seq)| *seq).collect());
-        self.ends.retain(|(_, place, row)| ready[*row].contains_key(place) || aside.contains(&place.1));
+        self.ends
+            .retain(|(_, position, row)| ready[*row].contains_key(position) || aside.contains(&position.1));
     }
 }
 
 /// Removes the waiter with this position in the order of arrival.
 fn remove_seq<W>(waiters: &mut BTreeMap<(Instant, u64), W>, seq: u64) -> Option<W> {
-    let place = waiters.keys().find(|(_, other)| *other == seq).copied()?;
-    waiters.remove(&place)
+    let position = waiters.keys().find(|(_, other)| *other == seq).copied()?;
+    waiters.remove(&position)
 }
 
 /// Moves the waiters that `is_meant` selects into `taken`.
 fn take<K: Copy + Ord, W>(waiters: &mut BTreeMap<K, W>, is_meant: impl Fn(&W) -> bool, taken: &mut Vec<W>) {
-    let meant = waiters.iter().filter(|(_, waiter)| is_meant(waiter)).map(|(place, _)| *place);
-    for place in meant.collect::<Vec<K>>() {
-        taken.extend(waiters.remove(&place));
+    let meant = waiters.iter().filter(|(_, waiter)| is_meant(waiter)).map(|(position, _)| *position);
+    for position in meant.collect::<Vec<K>>() {
+        taken.extend(waiters.remove(&position));
     }
 }

@@ -123,7 +123,7 @@ async fn who_gives_up_is_found_in_time_wherever_it_is() {
     assert_eq!(ended(&mut backlog, 70), [7]);
     backlog.push(caller(10, 80));
     backlog.push(caller(10, 90));
-    assert_eq!(ended(&mut backlog, 80), [0; 0], "the later one of the same place counts");
+    assert_eq!(ended(&mut backlog, 80), [0; 0], "the later one of the same position counts");
     assert_eq!((backlog.wake_at(Duration::ZERO), ended(&mut backlog, 90)), (Some(start + 90 * MS), vec![10]));
     backlog.put_aside(start + 500 * MS, caller(11, 100));
     backlog.take_back(start + 500 * MS);

@@ -13,7 +13,7 @@ use crate::pace::{OnUnavailable, Waiter};
 use crate::store::StoreError;
 use crate::time::{Deadline, wall_now};
 
-/// The pause with which the shared pace begins anew, until all replicas have noticed. Because of the pause it begins
+/// The pause with which the shared pace starts again, until all replicas have noticed. Because of the pause it starts
 /// without a burst.
 const HANDOVER: Duration = Duration::from_millis(150);
 
@@ -24,7 +24,8 @@ impl<W: Waiter> Engine<W> {
         self.driver.effects.push(Effect::Failing(error.clone()));
         self.schedule.turns_mut().on_failure();
         self.pacing.renew_lease(now);
-        // A store that refuses a call is available, and will refuse it again (a wrong password, a missing right).
+        // A store that refuses a call is available, and will refuse it again (a wrong password, a missing
+        // permission).
         let refuses = !error.is_away();
         if refuses {
             self.end_fallback();
@@ -155,13 +156,13 @@ impl<W: Waiter> Engine<W> {
             is_paused: reserved.stamp.status.penalty > reserved.stamp.now,
             is_in_use: reserved.next > reserved.stamp.now,
         };
-        if let Some(goes_on) = self.pacing.state().rejoins(received, probed) {
-            self.rejoin(goes_on, reserved.replicas);
+        if let Some(is_in_use) = self.pacing.state().rejoins(received, probed) {
+            self.rejoin(is_in_use, reserved.replicas);
         }
     }
 
-    /// Returns to the shared pace. `goes_on` says whether it is already in use.
-    fn rejoin(&mut self, goes_on: bool, replicas: Option<u32>) {
+    /// Returns to the shared pace. `is_in_use` says whether that pace is already in use.
+    fn rejoin(&mut self, is_in_use: bool, replicas: Option<u32>) {
         let now = Instant::now();
         self.pacing.rejoin(now);
         self.give_up_local_slots();
@@ -170,7 +171,7 @@ impl<W: Waiter> Engine<W> {
             self.pacing.set_replicas(replicas);
             self.schedule.set_replicas(replicas);
         }
-        if !goes_on {
+        if !is_in_use {
             self.penalize(Deadline::at(now + HANDOVER));
         }
         tracing::info!(downstream = self.settings.downstream, "back to the pace that all replicas share");

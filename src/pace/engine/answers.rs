@@ -16,8 +16,8 @@ use crate::pace::{LaneId, Settings, Waiter};
 use crate::store::{Checked, NextTurn, Observed, Reserved, Stamp};
 use crate::time::{Deadline, Micros};
 
-/// The longest wait for the end of a window without asking the store again, since the clocks of the store and of this
-/// machine drift apart.
+/// The longest wait for the end of a window before the store is asked again, since the clocks of the store and of
+/// this machine drift apart.
 pub(super) const BARRED: Duration = Duration::from_secs(300);
 
 /// The delay before a slot is requested again for a trial waiter that was granted none.
@@ -33,7 +33,7 @@ impl<W: Waiter> Engine<W> {
         let Call { lane, mut batch, settings, costs, in_lanes, is_local, is_trial, goes_on, .. } = call;
         let mut stale = Vec::new();
         let Reply { sent, received, answer } = reply;
-        // If the process was stopped during the call, the instants of the slots are not known well enough.
+        // If the process was stopped during the call, the instants of the slots are too uncertain.
         let stood_still = received - sent > LONGEST_CALL;
         // Slots that were requested before a suspension are not used during it.
         let suspended = self.pacing.suspended().filter(|_| !is_trial);
@@ -82,7 +82,7 @@ impl<W: Waiter> Engine<W> {
         if suspended.is_some() {
             self.give_back_turn(received);
         }
-        // The last one goes first, since only the last slot can go back to the store.
+        // The last slot is withdrawn first, since only the last slot can go back to the store.
         stale.into_iter().rev().for_each(|seq| self.withdraw_held(seq));
         self.pass_on_all();
     }
@@ -90,21 +90,21 @@ impl<W: Waiter> Engine<W> {
     /// Returns the waiters of a call that were granted no slot to the backlog.
     fn end_call(&mut self, batch: VecDeque<W>, received: Instant) {
         if self.pacing.is_suspended() && !batch.is_empty() {
-            // The trial waiter was not granted a slot, for whatever reason: one is requested again soon.
+            // The trial waiter was not granted a slot, for any reason: one is requested again soon.
             self.pacing.reserve_not_before(received + TRIAL_AGAIN);
         }
         if let Some(lanes) = self.schedule.keyed_mut() {
-            // An answer that was not taken in grants nothing.
+            // An answer that was not accepted grants nothing.
             lanes.end();
         }
         batch.into_iter().for_each(|waiter| self.backlog.push(waiter));
     }
 
-    /// Keeps what is needed to give the slots of an answer back. If they are unused, they go back at once.
+    /// Keeps what is needed to give back the slots of an answer. Unused slots go back at once.
     fn keep_tail(&mut self, tail: Tail, is_unused: bool) {
         let unused = if is_unused { tail.slots() } else { vec![] };
         self.pacing.on_granted(tail);
-        // The last one goes first, since only the last slot can go back to the store.
+        // The last slot is given back first, since only the last slot can go back to the store.
         unused.into_iter().rev().for_each(|slot| self.give_back_unused(slot));
     }
 
@@ -153,7 +153,7 @@ impl<W: Waiter> Engine<W> {
     ) {
         let deadline = Deadline::at(received);
         for verdict in verdicts {
-            // A waiter that only a pause refuses, even one that is over by now, goes back and waits.
+            // A waiter that only a pause refuses goes back and waits, even if the pause is over by now.
             if self.terms.pauses().is_paused() || status.paused_until() > slot {
                 break;
             }
@@ -176,7 +176,7 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Takes in all of an answer but its slots. Returns false if a newer answer was taken in already.
+    /// Accepts all of an answer except its slots. Returns false if a newer answer was accepted already.
     fn take_in(&mut self, sent: Instant, received: Instant, reserved: &Reserved) -> bool {
         self.on_round_trip(sent, received, reserved.slots.len());
         self.on_stamp(sent, received, reserved.stamp)
@@ -204,14 +204,14 @@ impl<W: Waiter> Engine<W> {
         self.terms.on_store_back(received);
     }
 
-    /// Takes in the store's clock and record from an answer. Returns false if a newer answer was taken in already.
+    /// Accepts the store's clock and record from an answer. Returns false if a newer answer was accepted already.
     pub(super) fn on_stamp(&mut self, sent: Instant, received: Instant, stamp: Stamp) -> bool {
         let Stamp { now, epoch, status } = stamp;
         let observed = self.observe(sent, now, epoch, received);
         self.on_status(status, now, epoch, observed)
     }
 
-    /// Takes in the store's clock from an answer.
+    /// Accepts the store's clock from an answer.
     pub(super) fn observe(
         &mut self,
         sent: Instant,
@@ -241,14 +241,14 @@ impl<W: Waiter> Engine<W> {
                 self.driver.effects.push(Effect::Recheck { has_stepped: true });
                 self.forget_estimates_and_turn();
                 self.pacing.reserve_by(received);
-                // Other replicas may have begun a record that only seems to be the same.
+                // Other replicas may have started a record that only seems to be the same.
                 self.terms.on_step();
             }
         }
         observed
     }
 
-    /// Takes in the number of replicas that share the pace, if the answer has it.
+    /// Accepts the number of replicas that share the pace, if the answer has it.
     pub(super) fn on_replicas(&mut self, replicas: Option<u32>) {
         let Some(replicas) = replicas else { return };
         self.pacing.set_replicas(replicas);
@@ -257,7 +257,7 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Takes in the number of replicas, the granted units and, from the newest answer only, when to call again.
+    /// Accepts the number of replicas, the granted units and, from the newest answer only, when to call again.
     fn on_reserved(
         &mut self,
         (lane, goes_on, in_lanes): (LaneId, bool, Option<(&InLanes, &Settings)>),
@@ -306,8 +306,8 @@ impl<W: Waiter> Engine<W> {
         self.ask_again(sent, reserved);
     }
 
-    /// Takes in the next slot of an answer. `latest` is when the last slot that was granted comes, and its cost. Returns
-    /// whether the lane sleeps until the next one, since its own limits determine that.
+    /// Accepts the next slot of an answer. `latest` is the instant of the last slot that was granted, and its cost.
+    /// Returns whether the lane sleeps until the next slot, since its own limits determine that.
     fn on_next_slot(
         &mut self,
         lane: LaneId,
@@ -351,8 +351,8 @@ impl<W: Waiter> Engine<W> {
         let refused = reserved.refused.map(|refusal| Passed { job: reserved.jobs_decided(), refusal });
         let cost = |passed: &Passed| batch.get(passed.job).map_or(1, |waiter| waiter.cost().known_units());
         let waits = |passed: &&Passed| limits.waits_for_window(passed.refusal.limit) && cost(passed) > 1;
-        let dear = reserved.passed.iter().chain(&refused).filter(waits);
-        let Some(least) = dear.min_by_key(|passed| cost(passed)) else { return false };
+        let costly = reserved.passed.iter().chain(&refused).filter(waits);
+        let Some(least) = costly.min_by_key(|passed| cost(passed)) else { return false };
         let ends = sent + least.refusal.slot.since(reserved.stamp.now).min(BARRED);
         let is_refused = refused.is_some_and(|refused| waits(&&refused));
         self.schedule.bar(lane, cost(least), ends);
@@ -373,7 +373,7 @@ impl<W: Waiter> Engine<W> {
     pub(super) fn ask_again(&mut self, sent: Instant, reserved: &Reserved) {
         let before = self.schedule.turns().farthest();
         // The time counts from when the call was sent. Otherwise a replica far from the store would always be late,
-        // after a nearer one took every slot.
+        // after a nearer one had taken every slot.
         let at = match &reserved.booking {
             Some(booking) => {
                 let at = self.schedule.turns_mut().on_booking(sent, booking, reserved);

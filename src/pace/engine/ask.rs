@@ -30,7 +30,7 @@ pub(super) struct Bounds {
 impl<W: Waiter> Engine<W> {
     /// Makes a reserve call for the waiters whose turn it is, unless it is too early or a call is in flight.
     pub(super) fn ask(&mut self, now: Instant, admission: &impl Admission<W>) {
-        // A call would take a slot behind those that are on their way back, which then could not go back.
+        // A call would take a slot behind those that are being given back, which then could not go back.
         if self.pacing.is_calling()
             || self.pacing.has_returns()
             || self.is_ahead_of_driver()
@@ -49,12 +49,12 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Whether slots may be requested, as far as terms and the store are concerned.
+    /// Whether slots may be requested, as far as the terms and the store permit it.
     pub(super) fn may_ask(&self) -> bool {
         if self.pacing.state().is_absent() {
             return self.pacing.state().local().is_some();
         }
-        // Slots would be missed until the cancellations are read.
+        // Slots granted before the cancellations are read would be missed.
         self.terms.agreement().settled().is_some() && !self.is_held_up()
     }
 
@@ -179,7 +179,7 @@ impl<W: Waiter> Engine<W> {
         Call { lane, batch, settings, costs, in_lanes, is_local: false, is_trial, goes_on, reply }
     }
 
-    /// Takes up to `count` waiters of a lane out of the backlog, and removes those that need no slot any more.
+    /// Takes up to `count` waiters of a lane out of the backlog, and removes those that do not need a slot any more.
     pub(super) fn pick(&mut self, next: Next, count: usize, admission: &impl Admission<W>) -> VecDeque<W> {
         if self.schedule.keyed().is_some() {
             return self.pick_in_lanes(next, count, admission);

@@ -13,16 +13,17 @@ use crate::store::Stamp;
 
 impl<W: Waiter> Engine<W> {
     /// Follows the cancellations in the store from now on. Returns the ids of the waiters that are cancelled at any
-    /// time. The driver does not admit these ([`Admission`](super::Admission)), and looks once more before it sends one.
+    /// time. The driver does not admit these ([`Admission`](super::Admission)), and checks once more before it sends
+    /// a waiter.
     pub(crate) fn follow_cancellations(&mut self) -> Arc<CancelledIds> {
         self.terms.follow_tombstones(Instant::now())
     }
 
     /// Takes out the waiters that `is_cancelled` selects. Their slots go to the waiters behind them, or back to the
-    /// store. One that is part of a call in flight stays, and is found before it is sent.
+    /// store. A waiter that is part of a call in flight stays, and is found before it is sent.
     pub(crate) fn take_cancelled(&mut self, is_cancelled: impl Fn(&W) -> bool) -> Vec<W> {
         let mut taken = self.backlog.take(&is_cancelled);
-        // The last one goes first, since only the last slot can go back to the store.
+        // The last slot is withdrawn first, since only the last slot can go back to the store.
         for seq in self.release.positions(&is_cancelled).into_iter().rev() {
             if let Some(held) = self.release.remove(seq) {
                 let unused = Unused::of(&held);
@@ -59,8 +60,8 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Whether nothing is released until the cancellations are read that the store announced. While the store is away,
-    /// those that are known count.
+    /// Whether nothing is released until this replica has read the cancellations that the store announced. While the
+    /// store is away, the known ones count.
     pub(super) fn is_held_up(&self) -> bool {
         self.terms.lacks_tombstones() && !self.pacing.state().is_away()
     }

@@ -1,5 +1,5 @@
-//! The cool-down of a downstream that throttles and names no time: no slots are requested but for one probe at a time, over all
-//! replicas.
+//! The cool-down of a downstream that throttles and names no time: slots are requested only for one probe at a time,
+//! over all replicas.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::pace::meters::Abandoned;
 use crate::pace::terms::{CoolingChange, KnownCooling, ProbeEnd};
 use crate::store::{Change, CoolDown};
 
-/// A probe that could go within this time is not given back.
+/// A probe that could be sent within this time is not given back.
 const SOON: Duration = Duration::from_secs(1);
 
 impl<W: Waiter> Engine<W> {
-    /// Follows cool-downs from now on, whose waits grow up to `longest`. The driver tells of each send how it ended.
+    /// Follows cool-downs from now on, whose waits grow up to `longest`. The driver reports the end of each send.
     pub(crate) fn follow_cool_downs(&mut self, longest: Duration) {
         self.terms.cooling_mut().enable(longest);
     }
@@ -32,19 +32,19 @@ impl<W: Waiter> Engine<W> {
         self.apply_cooling(change);
     }
 
-    /// When a pause ends of the lanes of a waiter with this key alone, or the next probe may go in a cool-down.
+    /// When a pause ends of the lanes of a waiter with this key alone, or the next probe may be sent in a cool-down.
     pub(crate) fn pause_ends(&self, key: &[String]) -> Option<Instant> {
         let alone = self.schedule.keyed().and_then(|lanes| lanes.paused_until(key));
         self.terms.cooling().probe_at().max(alone)
     }
 
-    /// Takes in the cool-down that the store has.
+    /// Follows the cool-down that the store has.
     pub(super) fn follow_cool_down(&mut self, known: Option<CoolDown>, received: Instant) {
         let slots = self.pacing.slots();
         let here = |at| slots.hold(at).map_or(received, |at| at.instant());
         let replica = self.pacing.replica();
         let known = known.map(|CoolDown { level, at, holder, until }| {
-            // A holder whose lease has ended has it no more.
+            // A holder whose lease has ended does not have it any more.
             let until = here(until);
             let is_mine = holder.as_deref() == Some(&**replica) && until > received;
             let until = holder.filter(|_| !is_mine).map(|_| until);
@@ -76,7 +76,7 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// When a probe could go, as far as is known; `None` if none could.
+    /// When a probe could be sent, as far as is known; `None` if none could.
     pub(super) fn probe_from(&self) -> Option<Instant> {
         if self.driver.is_suspended || self.driver.ends_at.is_some() || self.pacing.is_calling() {
             return None;
@@ -107,7 +107,8 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Whether nothing is under way by which it is to be known whether others may go. In a cool-down that is the probe alone.
+    /// Whether no send is in progress that will show whether others may be sent. In a cool-down that is the probe
+    /// alone.
     pub(super) fn is_quiet(&self) -> bool {
         if self.driver.is_suspended {
             return self.release.is_quiet();
@@ -115,12 +116,12 @@ impl<W: Waiter> Engine<W> {
         self.release.held() == 0 && !self.terms.cooling().is_sent()
     }
 
-    /// Tells the store what it is to know of a cool-down before this replica ends. Cancel safe.
+    /// Reports to the store what it must know about a cool-down before this replica ends. Cancel safe.
     pub(super) async fn end_cooling(&mut self) {
         let cooling = self.terms.cooling();
-        if let Some(told) = cooling.last_words() {
-            let change = Change::CoolDown(told.call(cooling.replica(), cooling.longest()));
-            // Without it the lease ends by itself.
+        if let Some(report) = cooling.final_report() {
+            let change = Change::CoolDown(report.call(cooling.replica(), cooling.longest()));
+            // Without that report, the lease ends by itself.
             let _ = self.store.update_record(&self.settings.downstream, change).await;
         }
     }

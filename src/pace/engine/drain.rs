@@ -9,8 +9,8 @@ use crate::pace::release::{Held, Unused};
 use crate::time::Deadline;
 
 impl<W: Waiter> Engine<W> {
-    /// Requests no more slots, since this replica ends at this instant, but for those of a turn that comes before: nobody
-    /// else would take them in time. Slots that are held may still come.
+    /// Requests no more slots, since this replica ends at this instant, except those of a turn that comes before:
+    /// nobody else would take them in time. Held slots may still come.
     pub(crate) const fn end_at(&mut self, end: Instant) {
         self.driver.ends_at = Some(end);
     }
@@ -40,7 +40,7 @@ impl<W: Waiter> Engine<W> {
             Effect::Release(held) => Some(Unused::of(held)),
             _ => None,
         }));
-        // The last one goes first, since only the last slot can go back to the store.
+        // The last slot is given back first, since only the last slot can go back to the store.
         unused.sort_by_key(|unused| unused.slot);
         for Unused { lane, cost, slot, .. } in unused.into_iter().rev() {
             self.pacing.give_back(lane, cost, slot, &self.store);

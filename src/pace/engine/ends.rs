@@ -9,18 +9,19 @@ use crate::limit::Limit;
 use crate::pace::{LaneId, OnLimit, Waiter, limit_delay};
 
 impl<W: Waiter> Engine<W> {
-    /// Refuses the waiters that have given up, and those that give up early because so many wait before them that they
-    /// cannot have a slot in time.
+    /// Refuses the waiters that have given up. It also refuses those that give up early, because too many wait before
+    /// them to have a slot in time.
     pub(super) fn end_waits(&mut self, now: Instant) {
         while let Some(waiter) = self.backlog.take_ended(now) {
             self.end(waiter, false);
         }
-        // Where the limits police, waiters are decided on as they come; and the local pace is not that of the limits.
+        // Where the limits police, each waiter is decided on at its arrival. And the local pace is not the pace of
+        // the limits.
         if self.is_absent() || self.settings.on_limit == OnLimit::Reject || !self.backlog.has_ends() {
             return;
         }
         if self.schedule.keyed().is_some() {
-            // Which of them go last is decided when they go.
+            // Which of them are granted slots last is decided when slots are granted.
             return;
         }
         for row in 0..=self.settings.plans.len() {
@@ -47,7 +48,7 @@ impl<W: Waiter> Engine<W> {
                 return;
             }
             if !is_purged {
-                // Stale waiters stand before nobody.
+                // Stale waiters block nobody.
                 is_purged = true;
                 self.drop_stale();
                 self.driver.effects.push(Effect::DropStale);
@@ -58,7 +59,7 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Returns how long a waiter that joined a lane now would wait at least for its slot.
+    /// Returns the least time that a waiter that joined a lane now would wait for its slot.
     pub(crate) fn expected_wait(&self, lane: LaneId) -> Duration {
         let limits: Vec<&Limit> = self.settings.limits_of(lane).iter().collect();
         let now = Instant::now();

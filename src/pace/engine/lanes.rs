@@ -16,7 +16,7 @@ use crate::pace::{LaneId, Settings};
 use crate::store::{NextTurn, Reserved};
 use crate::time::Deadline;
 
-/// What a waiter costs every limit. Where lanes are made by keys, no limit has costs of its own.
+/// The cost of a waiter to every limit. Where lanes are made by keys, no limit has costs of its own.
 fn units(waiter: &impl Waiter) -> u32 {
     waiter.cost().default_cost()
 }
@@ -24,7 +24,7 @@ fn units(waiter: &impl Waiter) -> u32 {
 impl<W: Waiter> Engine<W> {
     /// Gives a waiter its lane, if lanes are made by keys, and notes whether others wait in that.
     pub(super) fn find_lane(&mut self, waiter: &mut W) {
-        // An unused slot is kept for its lane. Another one would get it in the place of a lane that is forgotten.
+        // An unused slot is kept for its lane. Another lane that took the row of a forgotten one would get it.
         let may_forget = !self.pacing.has_unused();
         let Some(lanes) = self.schedule.keyed_mut() else { return };
         let of = LaneId::at(waiter.lane().set());
@@ -77,7 +77,8 @@ impl<W: Waiter> Engine<W> {
         self.attempt_ended(sent, end);
     }
 
-    /// Returns how many waiters to offer for this number of slots: more, if lanes are made by keys and have limits.
+    /// Returns how many waiters to offer for this number of slots: more than that, if lanes are made by keys and have
+    /// limits.
     pub(super) fn offers(&self, slots: usize) -> usize {
         self.schedule.keyed().map_or(slots, |lanes| lanes.offers(slots))
     }
@@ -137,8 +138,8 @@ impl<W: Waiter> Engine<W> {
         Some(Arc::new(InLanes::new(of, (lanes.lead(), most), |lane| lanes.keys(lane))))
     }
 
-    /// Takes in an answer to a call for several lanes: as [`Engine::on_reserved`]. The settings are those of the call, which
-    /// may have changed since. `is_full` tells that it was granted as many slots as it may be.
+    /// Accepts an answer to a call for several lanes, as [`Engine::on_reserved`] does. The settings are those of the
+    /// call, which may have changed since. `is_full` says that the call was granted the most slots that it may have.
     pub(super) fn on_reserved_in_lanes(
         &mut self,
         settings: &Settings,
@@ -180,13 +181,13 @@ impl<W: Waiter> Engine<W> {
         if is_used_up || is_full || reserved.refused.is_some() || !has_more {
             return self.ask_again(sent, reserved);
         }
-        // Other lanes use the slots that are left at once.
+        // Other lanes use the remaining slots at once.
         if reserved.slots.is_empty() {
             self.pacing.reserve_not_before(Instant::now() + SHORTEST_WAIT);
         }
     }
 
-    /// Has the lanes take in what became of the jobs of a call, which was made under these settings.
+    /// Gives the lanes the results of the jobs of a call, which was made under these settings.
     fn settle_lanes(
         &mut self,
         settings: &Settings,
@@ -202,8 +203,8 @@ impl<W: Waiter> Engine<W> {
             answers[job].2 = LaneAnswer::Granted(at(*slot));
         }
         for passed in &reserved.passed {
-            if let Some(place) = passed.refusal.limit.checked_sub(own) {
-                answers[passed.job].2 = LaneAnswer::Limited(place, at(passed.refusal.slot));
+            if let Some(index) = passed.refusal.limit.checked_sub(own) {
+                answers[passed.job].2 = LaneAnswer::Limited(index, at(passed.refusal.slot));
             }
         }
         let waits = |passed: &&crate::limit::Passed| {

@@ -1,8 +1,8 @@
 //! The engine of one downstream and replica: it owns the parts, and connects them.
 //!
 //! Its driver offers waiters, calls [`Engine::tick`], carries out the effects of [`Engine::take_effects`], and waits
-//! for [`Engine::next`]. [`Engine::wake_at`] covers the instants of everything that a tick does, but for slots
-//! that come.
+//! for [`Engine::next`]. [`Engine::wake_at`] covers the instants of everything that a tick does, except slots that
+//! come.
 
 mod absence;
 mod answers;
@@ -70,17 +70,19 @@ struct Driver<W> {
 /// An instruction to the driver of the engine.
 #[derive(Debug)]
 pub(crate) enum Effect<W> {
-    /// The slot of this waiter has come: it is to be sent now. The driver calls [`Engine::on_sent`] when the send has
+    /// The slot of this waiter has come: the driver sends it now, and calls [`Engine::on_sent`] when the send has
     /// ended.
     Release(Held<W>),
     /// This waiter gets no slot.
     Refuse(W, Refusal),
-    /// Slots are being requested for `jobs` waiters. They need `at_once` connections at one time beyond those in use, which
-    /// may be opened meanwhile. If `is_awaited`, the driver calls [`Engine::on_opened`] when they are open.
+    /// Slots are being requested for `jobs` waiters. They need `at_once` connections at one time beyond those in use,
+    /// which the driver may open meanwhile. If `is_awaited`, the driver calls [`Engine::on_opened`] when they are
+    /// open.
     Prepare { jobs: usize, at_once: usize, is_awaited: bool },
     /// Other settings came into force. No slots are requested before the driver has applied the change.
     Follow,
-    /// Waiters may go sooner than was expected before: limits changed, their counts began at 0, or a pause was lifted.
+    /// Waiters may be released earlier than expected: limits changed, their counts were reset to 0, or a pause was
+    /// lifted.
     Eased,
     /// Some waiters are stale.
     DropStale,
@@ -88,7 +90,7 @@ pub(crate) enum Effect<W> {
     Cancelled,
     /// The store did not answer a call, or refused it.
     Failing(StoreError),
-    /// The store's clock stepped, or a pause began or ended: slots that the driver handed out itself may be void.
+    /// The store's clock stepped, or a pause began or ended: slots that the driver granted itself may be void.
     Recheck {
         /// Whether the clock stepped, or the store's state was lost.
         has_stepped: bool,
@@ -109,7 +111,7 @@ pub(crate) struct Answered {
 pub(crate) enum Refusal {
     /// [`Admission::admits`] returned false.
     NotAdmitted,
-    /// It gave up; or early, since it could not have a slot in time.
+    /// It gave up; or gave up early, since it could not have a slot in time.
     Ended { is_early: bool },
     /// The limits police, and this limit of the lane does not allow it before `earliest`.
     Limited { lane: LaneId, limit: usize, earliest: Micros },
@@ -164,7 +166,8 @@ impl<W: Waiter> Engine<W> {
         self
     }
 
-    /// Continues as the replica of a previous engine that ended. Since it is no start, it does not propose its limits.
+    /// Continues as the replica of a previous engine that ended. It is not a start of the replica, so the engine does
+    /// not propose its limits.
     pub(crate) fn continuing_as(mut self, replica: Arc<str>) -> Self {
         self.terms.cooling_mut().set_replica(Arc::clone(&replica));
         self.pacing.set_replica(replica);
@@ -217,7 +220,7 @@ impl<W: Waiter> Engine<W> {
         self.backlog.len()
     }
 
-    /// Whether anybody waits in order: without a slot, or until it comes.
+    /// Whether any waiter waits in order: without a slot, or until its slot comes.
     pub(crate) fn somebody_waits(&self) -> bool {
         self.backlog.has_ready() || self.pacing.is_calling() || self.release.held() > 0
     }
@@ -243,7 +246,7 @@ impl<W: Waiter> Engine<W> {
         self.pacing.state().is_failing()
     }
 
-    /// Whether this replica cannot use the limits in force: no slots are granted, which the log explains.
+    /// Whether this replica cannot use the limits in force: no slots are granted, and the log says why.
     pub(crate) fn has_no_limits(&self) -> bool {
         self.terms.agreement().is_rejected()
     }
@@ -253,7 +256,7 @@ impl<W: Waiter> Engine<W> {
         self.pacing.replica()
     }
 
-    /// Takes in the stamp of an answer to a call that the driver made itself.
+    /// Accepts the stamp of an answer to a call that the driver made itself.
     pub(crate) fn on_answered(&mut self, Answered { sent, received, stamp }: Answered) {
         self.on_store_there(received);
         self.on_stamp(sent, received, stamp);
@@ -273,7 +276,7 @@ impl<W: Waiter> Engine<W> {
         self.pacing.reserve_by(Instant::now());
     }
 
-    /// Whether the backlog is so long that stale waiters are to be purged.
+    /// Whether the backlog is so long that stale waiters should be purged.
     pub(crate) fn is_crowded(&self) -> bool {
         self.backlog.is_crowded()
     }
@@ -386,7 +389,7 @@ impl<W: Waiter> Engine<W> {
         self.release.sent(took);
     }
 
-    /// Whether the driver has not applied a change of settings yet. Until then it admits by the old ones.
+    /// Whether the driver has not applied a change of settings yet. Until then it admits waiters by the old ones.
     fn is_ahead_of_driver(&self) -> bool {
         self.driver.effects.iter().any(|effect| matches!(effect, Effect::Follow))
     }

@@ -1,5 +1,5 @@
-//! Connections that are opened before the first slots of a downstream at rest are requested. Otherwise jobs would miss their
-//! slots until connections are there, and the downstream would have to open them while the first jobs arrive.
+//! Connections that are opened before the first slots of an idle downstream are requested. Otherwise jobs would miss
+//! their slots until connections are open, and the downstream would have to open them while the first jobs arrive.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use super::{Effect, Engine};
 use crate::pace::schedule::Next;
 use crate::pace::{OnLimit, Waiter};
 
-/// Connections are taken to be open for this long after the last job was sent. A sink may keep them for longer.
+/// How long connections count as open after the last job was sent. A sink may keep them for longer.
 const WARM: Duration = Duration::from_secs(3);
 
-/// The longest time for which no slots are requested since connections are being opened.
+/// The longest time without requests for slots while connections are being opened.
 const LONGEST_OPENING: Duration = Duration::from_secs(1);
 
-/// The connections of a downstream, as far as the engine knows.
+/// The known state of a downstream's connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Connections {
     /// Whether the driver opens connections on demand.
     on_demand: bool,
     /// When some were last in use, or had been opened.
     warm_at: Option<Instant>,
-    /// Until when those that are being opened are waited for.
+    /// Until when the engine waits for those that are being opened.
     opening_until: Option<Instant>,
 }
 
@@ -32,29 +32,29 @@ impl Connections {
         self.warm_at = Some(now);
     }
 
-    /// Returns until when connections are waited for that are being opened.
+    /// Returns until when the engine waits for connections that are being opened.
     pub(super) const fn waits_until(&self) -> Option<Instant> {
         self.opening_until
     }
 }
 
 impl<W: Waiter> Engine<W> {
-    /// Has the driver open connections before the first slots are requested: it calls [`Engine::on_opened`].
+    /// Makes the driver open connections before the first slots are requested: it calls [`Engine::on_opened`].
     pub(crate) const fn opening_connections(mut self) -> Self {
         self.driver.connections.on_demand = true;
         self
     }
 
-    /// Handles that the connections which the driver was asked for are open, or could not be opened.
+    /// Records that the requested connections are open, or could not be opened.
     pub(crate) fn on_opened(&mut self) {
-        // What opens later than it was waited for changes nothing.
+        // A connection that opens after the wait changes nothing.
         if self.driver.connections.opening_until.take().is_some() {
             self.driver.connections.warm_at = Some(Instant::now());
         }
     }
 
-    /// Whether connections for these waiters are opened first, and their slots requested later. A call that has a turn does
-    /// not wait: its slots lie ahead.
+    /// Whether connections for these waiters are opened first, and their slots requested later. A call that has a
+    /// turn does not wait: its slots lie ahead.
     pub(super) fn opens_first(&mut self, next: Next, waiters: usize, now: Instant) -> bool {
         if let Some(until) = self.driver.connections.opening_until {
             if now < until {
@@ -65,7 +65,7 @@ impl<W: Waiter> Engine<W> {
         let Connections { on_demand, warm_at, .. } = self.driver.connections;
         let is_warm = warm_at.is_some_and(|at| now.saturating_duration_since(at) < WARM);
         let is_at_rest = self.release.held() == 0 && self.release.sending() == 0;
-        // Where slots lie further apart, a job may be late by as much as it takes to connect.
+        // Where slots lie further apart, a job may be as late as the time that connecting takes.
         let is_fast = self.settings.limits_of(next.lane).spacing() < self.settings.horizon;
         if !on_demand
             || is_warm

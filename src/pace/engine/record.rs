@@ -43,12 +43,12 @@ impl<W: Waiter> Engine<W> {
                 let observed = self.observe(sent, now, epoch, received);
                 self.terms.on_confirmed(purpose);
                 if matches!(purpose, Purpose::Recall(_)) {
-                    // The estimates of the next slots are of a record that had lost a pause, or its end.
+                    // The estimates of the next slots come from a record that had lost a pause, or the end of one.
                     self.schedule.forget();
                     self.pacing.reserve_by(received);
                 }
                 let is_newest = self.on_status(status, now, epoch, observed);
-                // Answers about the record alone have it, and they come in order.
+                // Answers about the record alone have it, and they arrive in order.
                 if !self.terms.agreement().is_lost() {
                     self.follow_cool_down(cool_down, received);
                 }
@@ -67,7 +67,7 @@ impl<W: Waiter> Engine<W> {
     /// Applies the limits that all replicas agree on.
     fn adopt(&mut self, Adopted { settings, is_override, has_replaced }: Adopted) {
         self.meters.pace_in_force(settings.limits.pace(), is_override);
-        // The first terms that a replica learns of may have been in force for long.
+        // The first terms that a replica learns may have been in force for long.
         let is_sooner = has_replaced.unwrap_or_else(|| settings.may_release_sooner(&self.settings));
         self.schedule.forget_passed_on();
         self.follow(settings);
@@ -76,8 +76,9 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Returns a text that is another one after each change of the limits in force, each reset of their counts, and each loss
-    /// of the store's record. All replicas that know of the same changes have the same one. `None` while these are not known.
+    /// Returns a text that changes with each change of the limits in force, each reset of their counts, and each loss
+    /// of the store's record. All replicas that know the same changes have the same text. `None` while these are not
+    /// known.
     pub(crate) fn limits_version(&self) -> Option<String> {
         let version = self.terms.agreement().version().filter(|_| !self.pacing.state().is_away());
         let (Micros(epoch), reset) = (self.terms.pauses().epoch(), self.terms.pauses().last_reset());
@@ -94,7 +95,7 @@ impl<W: Waiter> Engine<W> {
         format!("{limits}.{}", self.terms.pauses().version())
     }
 
-    /// Has those come back that wait elsewhere for a limit.
+    /// Brings back the waiters that wait elsewhere for a limit.
     fn ease(&mut self) {
         self.driver.effects.push(Effect::Eased);
     }
@@ -105,14 +106,14 @@ impl<W: Waiter> Engine<W> {
         self.follow(settings);
     }
 
-    /// Ends the rates of operators that have expired; the replica that notices first tells the store.
+    /// Ends the rates of operators that have expired. The replica that notices first reports that to the store.
     pub(super) fn expire_rates(&mut self) {
         if let Some(settings) = self.terms.expire(self.pacing.slots(), self.pacing.state().is_away()) {
             self.follow_and_ease(settings);
         }
     }
 
-    /// Applies the terms without expired rates, since the store cannot be told while it is unavailable.
+    /// Applies the terms without expired rates, since no report reaches the store while it is unavailable.
     pub(super) fn follow_without_expired(&mut self) {
         if let Some(settings) = self.terms.without_expired(self.pacing.slots()) {
             self.follow_and_ease(settings);
@@ -130,7 +131,7 @@ impl<W: Waiter> Engine<W> {
     /// Applies these settings. Waiters that hold a slot keep it.
     fn follow(&mut self, settings: Settings) {
         self.release.follow(&settings);
-        // Where the limits stay, so do the slots, and the turn.
+        // Where the limits stay, the slots and the turn stay too.
         let is_same = settings.paces_like(&self.settings) && !self.is_absent();
         if !is_same {
             let keeps_turn = !self.is_absent() && settings.limits == self.settings.limits;
@@ -148,14 +149,14 @@ impl<W: Waiter> Engine<W> {
         self.schedule.forget_batch_delay();
     }
 
-    /// Pauses the downstream until `end`, as it asked for.
+    /// Pauses the downstream until `end`, as the downstream asked for.
     pub(crate) fn penalize(&mut self, end: Deadline) {
         if self.terms.penalize(end) {
             self.apply_pauses();
         }
     }
 
-    /// Takes in the status of the downstream, and applies it at once. Returns false if a newer answer was taken in
+    /// Accepts the status of the downstream, and applies it at once. Returns false if a newer answer was accepted
     /// already.
     pub(super) fn on_status(
         &mut self,
@@ -169,7 +170,7 @@ impl<W: Waiter> Engine<W> {
             return false;
         };
         if self.terms.pauses().epoch() != known {
-            // The version of the limits is another one, so that those who come back are passed on anew.
+            // The version of the limits has changed, so waiters that come back are passed on again.
             self.schedule.forget_passed_on();
         }
         if news.is_reset {
@@ -177,7 +178,7 @@ impl<W: Waiter> Engine<W> {
         }
         if news.counts {
             if observed == Observed::SteppedBack {
-                // The held slots are of the clock before the step, so that only their local instants compare.
+                // The held slots are of the clock before the step, so only their local instants can be compared.
                 let end = self.terms.pauses().end();
                 let given_up = self.release.give_up(|held| end.is_some_and(|end| held.deadline < end));
                 self.put_back(given_up, Abandoned::Paused);
@@ -229,7 +230,7 @@ impl<W: Waiter> Engine<W> {
                 } else {
                     tracing::debug!(downstream, until, why, "the pause ends then");
                 }
-                // The estimates of the next slots are of before the pause.
+                // The estimates of the next slots date from before the pause.
                 self.schedule.forget();
                 let ask_from = self.ask_behind(end);
                 self.terms.set_ask_from(ask_from);
@@ -237,8 +238,8 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Returns when to request the slots behind a pause: as long before as for other slots ahead. A policer asks at the
-    /// end.
+    /// Returns when to request the slots behind a pause: as early as other slots ahead. A policer asks at the end of
+    /// the pause.
     fn ask_behind(&self, end: Deadline) -> Instant {
         let (end, ahead) = (end.instant(), self.settings.horizon / 2);
         match self.settings.on_limit {

@@ -13,7 +13,7 @@ use crate::pace::release::Unused;
 use crate::pace::{LaneId, Waiter};
 
 impl<W: Waiter> Engine<W> {
-    /// Stops requesting slots, for this reason, and gives up held slots. One waiter at a time may be tried; see
+    /// Stops requests for slots, for this reason, and gives up held slots. One waiter at a time may be tried; see
     /// [`Engine::try_one`].
     pub(crate) fn suspend(&mut self, reason: Abandoned) {
         self.driver.is_suspended = true;
@@ -21,9 +21,9 @@ impl<W: Waiter> Engine<W> {
         self.hold_back(reason);
     }
 
-    /// [`Engine::suspend`], also where it is not the driver's.
+    /// As [`Engine::suspend`], also where the driver does not suspend.
     pub(super) fn hold_back(&mut self, reason: Abandoned) {
-        // The last one goes first, since only the last slot can go back to the store.
+        // The last slot is given back first, since only the last slot can go back to the store.
         for Unused { lane, cost, slot, .. } in self.release.unused().into_iter().rev() {
             self.give_back_unused((lane, cost, slot));
         }
@@ -95,7 +95,7 @@ impl<W: Waiter> Engine<W> {
         let waiter = if self.may_ask() { self.take_trial(now, admission) } else { None }?;
         let lane = match self.schedule.keyed_mut() {
             Some(lanes) => {
-                // Whatever was chosen before is not asked for.
+                // No slot is requested for what was chosen before.
                 lanes.end();
                 LaneId::DOWNSTREAM
             }

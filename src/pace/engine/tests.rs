@@ -153,8 +153,8 @@ async fn a_pause_gives_up_what_is_held_and_keeps_the_order() {
     assert_eq!(driven.seqs(), (0..10).collect::<Vec<u64>>());
     let behind: Vec<u128> = driven.released[3..].iter().map(|(_, at)| *at).collect();
     assert!(behind[0] >= 1025 && behind.windows(2).all(|pair| pair[1] - pair[0] >= 10), "{behind:?}");
-    let told = driven.store.read_record("billing").await.unwrap();
-    assert!(told.status.penalty > Micros(0), "all replicas know");
+    let record = driven.store.read_record("billing").await.unwrap();
+    assert!(record.status.penalty > Micros(0), "all replicas know");
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,8 +168,8 @@ async fn at_its_end_all_come_back() {
     assert_eq!((driven.seqs(), left), (vec![0, 1], (2..=10).collect()));
 }
 
-/// In real time every reading of the clock is later than the one before: whatever is due from now on must not become
-/// due a moment later.
+/// In real time every reading of the clock is later than the one before: what is due from now on must not become due a
+/// moment later.
 #[tokio::test]
 async fn in_real_time_a_suspension_ends_its_lease_and_one_is_tried() {
     let settings = Settings { on_unavailable: OnUnavailable::Local, ..tests::settings("100/s") };
@@ -333,8 +333,7 @@ async fn a_missed_slot_of_a_slow_limit_goes_back() {
     assert_eq!(driven.released, [(0, 0), (1, 1200)]);
 }
 
-/// Two waiters of different costs hold one instant of a window. Whichever is withdrawn, the units of the other stay
-/// taken.
+/// Two waiters of different costs hold one instant of a window. If one is withdrawn, the units of the other stay taken.
 #[tokio::test(start_paused = true)]
 async fn only_what_was_taken_for_the_one_that_leaves_goes_back() {
     for (leaves, left) in [(1_u64, 5_u64), (2, 9)] {

@@ -1,4 +1,4 @@
-//! Waiters that can have no slot for long, and wait elsewhere.
+//! Waiters that cannot have a slot for long, and wait elsewhere.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::limit::Limit;
 use crate::pace::{LaneId, OnLimit, Waiter, limit_delay, slots_within};
 
 impl<W: Waiter> Engine<W> {
-    /// Returns an estimate of how long the waiter waits that waits longest for anything but a slot of the downstream: for
-    /// a time of its own, if it may wait elsewhere, or for its plan's limits, or those of its lane.
+    /// Returns an estimate of the longest wait of any waiter for anything except a slot of the downstream: for a time
+    /// of its own, if it may wait elsewhere, or for its plan's limits, or those of its lane.
     pub(crate) fn longest_wait(&mut self, now: Instant) -> Duration {
-        // Nothing else takes in new waiters of lanes by keys while no slots can be requested.
+        // While no slots can be requested, nothing else adds new waiters to the lanes by keys.
         self.schedule.refresh(&mut self.backlog, now);
         let due = self.backlog.last_due().map_or(now, |due| due.max(now));
         let plans = self.limited_plans().filter_map(|lane| {
@@ -28,14 +28,16 @@ impl<W: Waiter> Engine<W> {
         last.map_or(due, |last| last.max(due)) - now
     }
 
-    /// Takes out at most this many waiters that wait for longer than `patience` for anything but a slot of the downstream,
-    /// with the instant until which each waits, in their order: for a time, those that wait longest, and of plans and lanes,
-    /// the last ones. Their limits are used up, or release fewer in that time than wait for them here.
+    /// Takes out at most this many waiters that wait for longer than `patience` for anything except a slot of the
+    /// downstream, with the instant until which each waits, in their order. Of those that wait for a time, these are
+    /// the ones that wait longest; of plans and lanes, the last ones. Their limits are used up, or release fewer in
+    /// that time than wait for them here.
     ///
-    /// Those that would give up before that are refused.
+    /// Waiters that would give up before that are refused.
     ///
-    /// The instants of those of plans and lanes are estimates by the number of those taken before: other replicas may have
-    /// waiters of the same ones. Waiters of the downstream's own lane stay, since they stand before nobody who could go.
+    /// The instants for plans and lanes are estimates by the number of waiters taken before: other replicas may have
+    /// waiters of the same plans and lanes. Waiters of the downstream's own lane stay, since they block no runnable
+    /// waiter.
     pub(crate) fn take_unreachable(
         &mut self,
         now: Instant,
@@ -56,7 +58,7 @@ impl<W: Waiter> Engine<W> {
             }
         }
         for lane in self.limited_plans() {
-            // Waiters that the downstream's own limits hold up stand before nobody who could go.
+            // Waiters that the downstream's own limits hold back block no runnable waiter.
             let limits: Vec<&Limit> = settings.own_limits(lane).collect();
             let Some(slowest) = limits.iter().map(|limit| limit.rate().interval()).max() else { continue };
             let (start, ready) = (self.lane_begins(lane, now), self.backlog.ready(lane));
@@ -75,12 +77,12 @@ impl<W: Waiter> Engine<W> {
             let passed_on = self.schedule.passed_on(lane, start, slowest);
             let mut place = first as u64;
             for waiter in beyond {
-                // One that has waited elsewhere has its place among those that were passed on.
+                // A waiter that has waited elsewhere counts among those that were passed on.
                 let expected = waiter.expected(version.as_deref()).filter(|until| *until > now + patience);
                 let due = expected
                     .unwrap_or_else(|| start + limit_delay(&limits, place + passed_on.before(waiter.seq())));
                 if waiter.end().is_some_and(|end| end.is_early_for(due)) {
-                    // It stands before nobody.
+                    // It blocks nobody.
                     ended.push(waiter);
                     continue;
                 }
@@ -95,20 +97,20 @@ impl<W: Waiter> Engine<W> {
         taken
     }
 
-    /// Returns how long the downstream's own limits hold up those who are ready, at least: so long no plan has its waiters
-    /// stand before others who could go.
+    /// Returns the least time for which the downstream's own limits hold back the ready waiters. During that time the
+    /// waiters of a plan block no runnable waiter.
     fn shared_wait(&self) -> Duration {
         let ready = self.backlog.all_ready();
         let limits: Vec<&Limit> = self.settings.limits.iter().collect();
         limit_delay(&limits, ready.saturating_sub(1) as u64)
     }
 
-    /// Whether there may be so many lanes that one does not look through them all the time.
+    /// Whether there may be too many lanes to examine them all the time.
     pub(crate) fn has_many_lanes(&self) -> bool {
         self.schedule.keyed().is_some()
     }
 
-    /// Takes out at most this many waiters of lanes by keys that go after `by`, with the instant at which each goes.
+    /// Takes out at most this many waiters of lanes by keys that are released after `by`, with the instant for each.
     fn take_beyond_of_lanes(&mut self, now: Instant, by: Instant, most: usize) -> Vec<(Instant, W)> {
         if !self.has_limits_that_shape() {
             return vec![];
@@ -117,8 +119,8 @@ impl<W: Waiter> Engine<W> {
         schedule.keyed_mut().map(|lanes| lanes.take_beyond(backlog, (now, by), most)).unwrap_or_default()
     }
 
-    /// Whether limits of plans and lanes shape, as far as this replica follows the shared pace. In a pause none do, since
-    /// nobody stands before others who could go.
+    /// Whether limits of plans and lanes shape, as far as this replica follows the shared pace. In a pause none do,
+    /// since then no waiter is runnable.
     fn has_limits_that_shape(&self) -> bool {
         let is_paused = self.terms.pauses().is_paused();
         !self.is_absent() && !is_paused && self.settings.on_limit != OnLimit::Reject
@@ -136,7 +138,7 @@ impl<W: Waiter> Engine<W> {
         self.schedule.sleeps_until(lane).map_or(now, |until| until.max(now))
     }
 
-    /// Takes out the waiters without a slot that `is_meant` selects. One that is part of a call in flight stays.
+    /// Takes out the waiters without a slot that `is_meant` selects. A waiter that is part of a call in flight stays.
     pub(crate) fn take_waiting_if(&mut self, is_meant: impl Fn(&W) -> bool) -> Vec<W> {
         self.backlog.take(is_meant)
     }

@@ -1,4 +1,4 @@
-//! A view of the engine for people: how many wait for what, and what holds them up.
+//! A view of the engine for people: how many waiters wait for what, and what holds them back.
 
 use tokio::time::Instant;
 
@@ -15,7 +15,7 @@ pub(crate) struct EngineView {
     pub(crate) hold: Hold,
     /// The number of waiters that wait for a slot.
     pub(crate) waiting: usize,
-    /// The number of waiters that may only go later, and when the first of them may.
+    /// The number of waiters that may only be released later, and when the first of them may.
     pub(crate) later: usize,
     pub(crate) next_due: Option<Instant>,
     /// The number of waiters that hold a slot, and when the first of these slots comes.
@@ -23,7 +23,7 @@ pub(crate) struct EngineView {
     pub(crate) next_slot: Option<Instant>,
     /// The number of sends in progress.
     pub(crate) sending: usize,
-    /// The lowest position in the order of arrival of those that wait for a slot.
+    /// The lowest position in the order of arrival among those that wait for a slot.
     pub(crate) oldest: Option<u64>,
 }
 
@@ -40,9 +40,9 @@ pub(crate) enum Hold {
     Store,
     /// A pause, until that instant or until somebody resumes.
     Paused(Paused, Option<Instant>),
-    /// All that wait may only go later; the first at that instant.
+    /// All waiters may only be released later; the first at that instant.
     NotDue(Instant),
-    /// As many are being sent as may be at once.
+    /// The most sends that may be in progress are in progress.
     Concurrency,
     /// The limit of this name, and the instant of the next slot, where it is known.
     Limit(String, Option<Instant>),
@@ -78,13 +78,13 @@ impl<W: Waiter> Engine<W> {
         self.backlog.len() + self.pacing.batch().count() + usize::from(self.pacing.has_trial())
     }
 
-    /// Returns how many of the waiters that may only go later `is_meant` selects.
+    /// Returns how many of the waiters that may only be released later `is_meant` selects.
     pub(crate) fn count_later(&self, is_meant: impl Fn(&W) -> bool) -> usize {
         self.backlog.later().filter(|waiter| is_meant(waiter)).count()
     }
 
-    /// Returns the waiters that `is_meant` selects, and where each is. It looks at all of them. Those that are part of a call to
-    /// the store have no others before them.
+    /// Returns the waiters that `is_meant` selects, and where each is. It looks at all of them. Those that are part of
+    /// a call to the store have no others before them.
     pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Vec<(WaiterPlace, &W)> {
         let mut found = self.backlog.find(&is_meant);
         let asking = self.pacing.batch().chain(self.pacing.trial()).filter(|waiter| is_meant(waiter));
@@ -94,17 +94,18 @@ impl<W: Waiter> Engine<W> {
         found
     }
 
-    /// Returns the waiters that are ready by lanes, and at most this many of their lanes; none unless lanes are made by keys.
+    /// Returns the waiters that are ready by lanes, and at most this many of their lanes; none unless lanes are made by
+    /// keys.
     pub(crate) fn lanes_view(&self, most: usize) -> LanesView {
         let lanes = self.schedule.keyed();
         lanes.map(|lanes| lanes.view(&self.backlog, Instant::now(), most)).unwrap_or_default()
     }
 
-    /// Returns what keeps this number of waiters without a slot waiting, and those that hold one.
+    /// Returns what holds back this number of waiters without a slot, and those that hold one.
     fn what_holds(&self, waiting: usize) -> Hold {
         let has_ready = waiting > 0 || self.release.held() > 0;
         let next_due = self.backlog.next_due();
-        // Nothing could go, which is worth knowing before there is anything to go.
+        // Nothing could be released. That is worth knowing even while no waiter is there.
         if self.has_no_limits() {
             return Hold::Terms;
         }
@@ -157,15 +158,15 @@ impl<W: Waiter> Engine<W> {
         let ready = lanes.filter(|lane| self.backlog.ready(*lane) > 0);
         let lane = ready.min_by_key(|lane| self.schedule.next_slot(*lane));
         let lane = lane.or_else(|| self.release.first().map(|(lane, _)| lane)).unwrap_or(LaneId::DOWNSTREAM);
-        // Where lanes are made by keys, the last answer told of the downstream's limits.
+        // Where lanes are made by keys, the last answer is about the downstream's limits.
         let lane = if self.schedule.keyed().is_some() { LaneId::DOWNSTREAM } else { lane };
         let limits = self.settings.limits_of(lane);
         let binding = self.pacing.last_shared().binding(lane, limits);
-        let (place, next) = match binding {
-            Some((place, slot)) => (place, self.pacing.slots().hold(slot)),
+        let (index, next) = match binding {
+            Some((index, slot)) => (index, self.pacing.slots().hold(slot)),
             None => (0, None),
         };
-        let name = limits.get(place).map(|limit| limit.name().to_owned()).unwrap_or_default();
+        let name = limits.get(index).map(|limit| limit.name().to_owned()).unwrap_or_default();
         Hold::Limit(name, next.map(crate::time::Deadline::instant))
     }
 }

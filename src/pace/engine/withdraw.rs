@@ -1,5 +1,5 @@
-//! The handling of a slot whose waiter does not want it any more: it goes to the next waiter of its lane, or back to
-//! the store.
+//! The handling of a slot whose waiter does not want it any more: it passes to the next waiter of its lane, or back
+//! to the store.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::pace::{LaneId, Waiter};
 use crate::store::Asker;
 use crate::time::{Deadline, Micros};
 
-/// A slot that came longer ago is no use to those who hold later ones.
+/// A slot that came longer ago is of no use to waiters that hold later ones.
 const LATE: Duration = Duration::from_millis(1);
 
 impl<W: Waiter> Engine<W> {
@@ -22,14 +22,14 @@ impl<W: Waiter> Engine<W> {
         if self.backlog.remove(lane, priority, seq).is_none() {
             self.withdraw_held(seq);
         }
-        // A waiter of the call in flight is found to be stale when the answer comes.
+        // A waiter of the call in flight is found to be stale when the answer arrives.
     }
 
     /// Drops all stale waiters.
     pub(crate) fn drop_stale(&mut self) {
         self.backlog.drop_stale();
         self.pacing.drop_stale_trial();
-        // The last one goes first, since only the last slot can go back to the store.
+        // The last slot is withdrawn first, since only the last slot can go back to the store.
         for seq in self.release.positions(|waiter| !waiter.is_live()).into_iter().rev() {
             self.withdraw_held(seq);
         }
@@ -47,7 +47,7 @@ impl<W: Waiter> Engine<W> {
         self.pass_on_for(unused, Abandoned::Stale);
     }
 
-    /// [`Engine::pass_on`], where the slot is unused for this reason.
+    /// As [`Engine::pass_on`], where the slot is unused for this reason.
     pub(super) fn pass_on_for(&mut self, unused: Unused, reason: Abandoned) {
         let Unused { lane, cost, slot, deadline } = unused;
         let is_late = deadline.late() > LATE;
@@ -75,7 +75,7 @@ impl<W: Waiter> Engine<W> {
     /// Passes on the slots that were not used during a call.
     pub(super) fn pass_on_all(&mut self) {
         let mut unused = self.pacing.take_unused();
-        // The last one goes first, since only the last slot can go back to the store.
+        // The last slot is passed on first, since only the last slot can go back to the store.
         unused.sort_by_key(|(unused, _)| std::cmp::Reverse(unused.slot));
         unused.into_iter().for_each(|(unused, reason)| self.pass_on_for(unused, reason));
     }
@@ -86,7 +86,7 @@ impl<W: Waiter> Engine<W> {
         self.give_back_unused((lane, cost, slot));
     }
 
-    /// Gives a slot back that has come, and at which nothing was sent.
+    /// Gives back a slot that has come without a send.
     pub(crate) fn give_back_unused(&mut self, (lane, cost, slot): (LaneId, JobCost, Micros)) {
         // If slots lie far apart, the next waiter does not have to wait for a whole interval, unless a later slot was
         // taken.
@@ -95,7 +95,7 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Gives the turn back to the store, since this replica needs it no more.
+    /// Gives the turn back to the store, since this replica does not need it any more.
     pub(super) fn give_back_turn(&mut self, now: Instant) {
         let asker = self.take_turn(now);
         if asker.turn.is_some() {
@@ -103,7 +103,7 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Gives a long turn back once those who waited for it have left. A short one is not worth a call.
+    /// Gives a long turn back once the waiters that wanted it have left. A short one is not worth a call.
     pub(super) fn give_back_unneeded_turn(&mut self, now: Instant) {
         if self.pacing.is_calling() || !self.backlog.take_left() {
             return;
@@ -120,8 +120,8 @@ impl<W: Waiter> Engine<W> {
         asker
     }
 
-    /// Gives back what the store can still use, before the engine ends: slots that are on their way back, the turn, and
-    /// this replica's lease. It waits for the store. Cancel safe: what is not given back then is lost.
+    /// Gives back what the store can still use, before the engine ends: slots that are being given back, the turn,
+    /// and this replica's lease. It waits for the store. Cancel safe: what is not given back then is lost.
     pub(crate) async fn leave(&mut self) {
         self.end_cooling().await;
         let asker = self.take_turn(Instant::now());

@@ -76,7 +76,7 @@ pub(crate) async fn ask(store: Arc<impl Store + ?Sized>, settings: Arc<Settings>
         Some((replica, ttl)) => Sharing::Lease(Lease { replica, ttl: *ttl }),
         None => Sharing::None,
     };
-    // The state of a plan's limit belongs to the downstream too; its name tells it from others.
+    // The state of a plan's limit belongs to the downstream too; its name distinguishes it from others.
     let scope = Scope { downstream: &settings.downstream, key: "" };
     if let Some(in_lanes) = in_lanes {
         let costs = in_lanes.costs(&costs);
@@ -120,8 +120,8 @@ async fn ask_in_lanes<S: Store + ?Sized>(
     Reply { sent, received: Instant::now(), answer }
 }
 
-/// Probes whether the store is available, and renews the lease by that call. The turn of the asker, if there is one, is
-/// given back.
+/// Probes whether the store is available, and renews the lease by that call. The call gives back the turn of the
+/// asker, if there is one.
 pub(crate) async fn probe(
     store: Arc<dyn Store>,
     settings: Arc<Settings>,

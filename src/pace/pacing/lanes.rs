@@ -13,9 +13,9 @@ use crate::store::{Lane, Lanes};
 pub(crate) struct InLanes {
     /// The lane of each waiter.
     pub(super) ids: Vec<LaneId>,
-    /// For each waiter its lane among those with limits of their own, if it is one of them.
+    /// For each waiter the index of its lane among those with limits of their own, if it is one of them.
     pub(super) of: Vec<Option<u16>>,
-    /// How far ahead of now a slot may lie that the limits of a lane determine.
+    /// How far ahead of now a slot may lie that a lane's limits determine.
     pub(super) lead: Duration,
     /// The most slots that the call is granted.
     pub(super) most: u32,
@@ -30,23 +30,23 @@ impl InLanes {
         (lead, most): (Duration, u32),
         keys: impl Fn(LaneId) -> Vec<Arc<str>>,
     ) -> Self {
-        let mut places = HashMap::new();
+        let mut indices = HashMap::new();
         let mut lanes = Self { ids: vec![], of: vec![], lead, most, limited: vec![] };
         for lane in of {
-            let place = *places.entry(lane).or_insert_with(|| {
+            let index = *indices.entry(lane).or_insert_with(|| {
                 let keys = keys(lane);
-                let place = u16::try_from(lanes.limited.len()).ok().filter(|_| !keys.is_empty())?;
+                let index = u16::try_from(lanes.limited.len()).ok().filter(|_| !keys.is_empty())?;
                 lanes.limited.push((lane, keys));
-                Some(place)
+                Some(index)
             });
             lanes.ids.push(lane);
-            lanes.of.push(place);
+            lanes.of.push(index);
         }
         lanes
     }
 
-    /// What each waiter costs every limit. Where there are lanes no limit has costs of its own, since the store decides on one
-    /// cost for each job.
+    /// The cost of each waiter to every limit. Where there are lanes, no limit has costs of its own, since the store
+    /// decides on one cost for each job.
     pub(super) fn costs(&self, costs: &[JobCost]) -> Vec<u32> {
         costs.iter().map(JobCost::default_cost).collect()
     }
@@ -87,7 +87,7 @@ impl InLanes {
         all
     }
 
-    /// Whether the call was granted as many slots as it may be.
+    /// Whether the call was granted the most slots that it may have.
     pub(crate) fn is_full(&self, granted: usize) -> bool {
         u32::try_from(granted).is_ok_and(|granted| granted >= self.most)
     }

@@ -62,19 +62,19 @@ impl LocalPace {
             // instants.
             let apart = u64::try_from(local.settings.limits.spacing().as_micros()).unwrap_or(u64::MAX - 1);
             let phase = Duration::from_micros(fastrand::u64(0..=apart));
-            // The slots that others were granted last are not known here, but lie at most so far ahead.
+            // The slots that others were granted last are not known here, but lie no further ahead than this.
             let begun = shared.next_slot().since(now).max(reach);
             local.pause(begun + phase);
         }
         Some(local)
     }
 
-    /// Takes over this replica's share of the usage of windows.
+    /// Continues with this replica's share of the usage of windows.
     fn take_over(&self, shared: &SharedSnapshot, lane: LaneId, limits: &LimitSet) {
         let Some((now, marks, units)) = shared.usage(lane) else { return };
         for (limit, mark) in limits.iter().zip(marks) {
             let Mark::Window { window, .. } = mark else { continue };
-            // It is assumed that the other replicas have used as much as this one since then.
+            // This assumes that the other replicas have used as much as this one since then.
             let before = window.used.div_ceil(u64::from(shared.replicas().max(1)));
             let state = if window.end > now {
                 let used = before.saturating_add(units).min(u64::from(limit.max_cost()));

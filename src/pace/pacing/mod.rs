@@ -56,11 +56,11 @@ pub(crate) struct Pacing<W> {
 /// This replica's lease on a share of the pace.
 #[derive(Debug)]
 struct LeaseRenewal {
-    /// The name that tells this replica from others.
+    /// The name that distinguishes this replica from others.
     replica: Arc<str>,
     /// The earliest instant of the next renewal.
     next_at: Instant,
-    /// The instant since which the lease is to be ended, if it is.
+    /// The instant since which the lease should end, if it should.
     ends: Option<Instant>,
 }
 
@@ -186,7 +186,7 @@ impl<W> Pacing<W> {
         }
     }
 
-    /// Keeps a slot that was not used during a call until the answer is there.
+    /// Keeps a slot that was not used during a call, until the answer has arrived.
     pub(crate) fn keep_unused(&mut self, unused: Unused, reason: Abandoned) {
         self.returns.unused.push((unused, reason));
     }
@@ -201,7 +201,7 @@ impl<W> Pacing<W> {
         std::mem::take(&mut self.returns.unused)
     }
 
-    /// Forgets the slots that were not used during a call, since they mean nothing any more.
+    /// Forgets the slots that were not used during a call, since they are void.
     pub(crate) fn forget_unused(&mut self) {
         self.returns.unused.clear();
     }
@@ -298,7 +298,7 @@ impl<W> Pacing<W> {
         ttl: Duration,
         on_unavailable: OnUnavailable,
     ) -> Option<(Arc<str>, Duration)> {
-        // A replica that only tries takes no share of the pace.
+        // A replica that only tests the downstream takes no share of the pace.
         if now < self.lease.next_at || self.is_suspended() {
             return None;
         }
@@ -308,7 +308,7 @@ impl<W> Pacing<W> {
         Some((Arc::clone(&self.lease.replica), ttl))
     }
 
-    /// Has the lease renewed with the next call.
+    /// Makes the next call renew the lease.
     pub(crate) const fn renew_lease(&mut self, now: Instant) {
         self.lease.next_at = now;
     }

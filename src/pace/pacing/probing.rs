@@ -1,5 +1,5 @@
-//! The probes of the store: while it is unavailable, and for replicas that must count as alive; and what is given back when
-//! a replica needs it no more.
+//! The probes of the store, for a store that is unavailable and for replicas that must count as alive; and what a
+//! replica gives back when it does not need it any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +11,10 @@ use super::{Answer, Call, Pacing, Reply, State, Tail};
 use crate::pace::{OnLimit, OnUnavailable, Settings};
 use crate::store::{Asker, BoxFuture, NextTurn, Store};
 
-/// The interval of probes while the store is unavailable: the first one, and the longest. A probe renews the lease, which
-/// shows the other replicas that this one is alive. The interval grows with each probe that fails, and differs by up to a
-/// half: a store that returns must not be busy with the probes of many.
+/// The interval of probes while the store is unavailable: the first one, and the longest. A probe renews the lease,
+/// which shows the other replicas that this one is alive. The interval grows with each probe that fails, and is
+/// shortened at random by up to half, so that a store that returns is not overloaded with the probes of many
+/// replicas.
 const PROBE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(400));
 
 /// Once the store answers, the next probe waits for this many round trips.
@@ -45,7 +46,7 @@ impl Probing {
         self.next_at = Some(now + self.next_wait());
     }
 
-    /// Returns the wait before the next probe of a store that does not answer; the one after that is longer.
+    /// Returns the wait before the next probe of a store that does not answer; the wait after that is longer.
     fn next_wait(&mut self) -> Duration {
         let most = self.backoff;
         self.backoff = (2 * most).min(PROBE.1);
@@ -53,7 +54,7 @@ impl Probing {
     }
 }
 
-/// Returns this span, or up to a half less.
+/// Returns this span, less up to half at random.
 fn spread(most: Duration) -> Duration {
     most.mul_f64(1.0 - fastrand::f64() / 2.0)
 }
@@ -71,8 +72,8 @@ impl<W> Pacing<W> {
             return;
         }
         let asker = self.probing.turn.take().map(|(asker, _)| asker);
-        // A replica that takes no jobs has no share, so that the others use the whole pace; nor has one that gives its
-        // turn back, unless it must count while the store is away.
+        // A replica that takes no jobs has no share, so that the others use the whole pace. A replica that gives its
+        // turn back has none either, unless it must count while the store is away.
         let is_idle = asker.is_some() && settings.on_unavailable != OnUnavailable::Local;
         let ttl = if self.is_suspended() || is_idle { RELEASED } else { ttl };
         self.lease.ends = None;
@@ -80,15 +81,15 @@ impl<W> Pacing<W> {
         self.probing.call = Some(Box::pin(probe(Arc::clone(store), Arc::clone(settings), lease, asker)));
     }
 
-    /// Gives a turn back to the store, which this replica does not need any more.
+    /// Gives a turn back to the store that this replica does not need any more.
     pub(crate) fn give_back_turn(&mut self, asker: Asker, now: Instant) {
         if matches!(self.state, State::Shared) {
             self.probing.turn = Some((asker, now));
         }
     }
 
-    /// Gives back what the store can still use before this replica ends: the slots and the turn of the call in flight, slots
-    /// that are on their way back, the turn of the asker, and the lease.
+    /// Gives back what the store can still use before this replica ends: the slots and the turn of the call in
+    /// flight, slots that are being given back, the turn of the asker, and the lease.
     pub(crate) async fn leave(
         &mut self,
         mut asker: Asker,
@@ -108,7 +109,7 @@ impl<W> Pacing<W> {
                 let tail = Tail::new((lane, in_lanes), settings, costs, reserved);
                 let granted = tail.slots();
                 self.on_granted(tail);
-                // The last one goes first, since only the last slot can go back to the store.
+                // The last slot is given back first, since only the last slot can go back to the store.
                 granted
                     .into_iter()
                     .rev()
@@ -125,8 +126,8 @@ impl<W> Pacing<W> {
         }
     }
 
-    /// Returns the instant of the next probe. Replicas that police or are idle have no lease otherwise; all must know
-    /// of each other, since jobs may come while the store is unavailable.
+    /// Returns the instant of the next probe. Replicas that police or are idle have no lease otherwise. All must know
+    /// of each other, since jobs may arrive while the store is unavailable.
     fn probe_at(&self, settings: &Settings) -> Option<Instant> {
         let counts = settings.on_unavailable == OnUnavailable::Local && !self.last_shared.knows_peers();
         let asks = self.probing.next_at.filter(|_| self.state.is_absent() || counts);
@@ -139,7 +140,8 @@ impl<W> Pacing<W> {
         if self.probing.call.is_some() { None } else { self.probe_at(settings) }
     }
 
-    /// Schedules the next probe after one that took so long was answered, or failed, at `now`. Leases last for `ttl`.
+    /// Schedules the next probe after one that took `took` and was answered, or failed, at `now`. Leases last for
+    /// `ttl`.
     pub(crate) fn on_probed(&mut self, now: Instant, took: Duration, is_answered: bool, ttl: Duration) {
         let wait = match (self.state.is_absent(), is_answered) {
             (false, _) => ttl / 3,

@@ -40,7 +40,8 @@ impl SharedSnapshot {
         self.replicas.max(self.peers.count())
     }
 
-    /// Returns the number of replicas with a lease: those that have jobs, and those that know of the others by leases alone.
+    /// Returns the number of replicas with a lease: those that have jobs, and those that know of the others only by
+    /// leases.
     pub(crate) const fn leases(&self) -> u32 {
         self.replicas
     }
@@ -69,19 +70,19 @@ impl SharedSnapshot {
         Some((usage.now, &usage.marks, usage.units))
     }
 
-    /// Returns the limit that determines the next slot of a lane, by its place in `limits`, and that slot, as far as the
-    /// last answer tells.
+    /// Returns the limit that determines the next slot of a lane, by its index in `limits`, and that slot, as of the
+    /// last answer.
     pub(crate) fn binding(&self, lane: LaneId, limits: &LimitSet) -> Option<(usize, Micros)> {
         let usage = self.usage.get(lane.set())?.as_ref()?;
         if let Some(Refusal { slot, limit }) = usage.refused {
             return Some((limit, slot));
         }
         let at = usage.last.unwrap_or(usage.now);
-        let next = |(place, (limit, mark)): (usize, (&crate::limit::Limit, &Mark))| {
+        let next = |(index, (limit, mark)): (usize, (&crate::limit::Limit, &Mark))| {
             let units = u32::try_from(usage.units).unwrap_or(u32::MAX).min(limit.max_cost());
-            // The marks of sliding windows and logs do not tell how much is left; one that is used up refuses.
+            // The marks of sliding windows and logs do not show how much is left; a limit that is used up refuses.
             let state = limit.state_of(limit.mark_commit(*mark, at, units))?;
-            Some((place, limit.earliest(&state, at, 1)))
+            Some((index, limit.earliest(&state, at, 1)))
         };
         limits.iter().zip(&usage.marks).enumerate().filter_map(next).max_by_key(|(_, slot)| *slot)
     }

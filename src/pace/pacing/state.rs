@@ -60,7 +60,7 @@ pub(crate) struct Fallback {
 pub(crate) struct Probed {
     /// The number of replicas that are back, this one included.
     pub(crate) replicas: Option<u32>,
-    /// Whether the shared pace began anew with a pause, or is paused.
+    /// Whether the shared pace started again with a pause, or is paused.
     pub(crate) is_paused: bool,
     /// Whether slots beyond now are taken.
     pub(crate) is_in_use: bool,
@@ -175,12 +175,12 @@ impl State {
         let all_are_back = probed.replicas.is_some_and(|replicas| replicas >= fallback.leases);
         // Another replica has resumed the shared pace, as its initial pause shows, or the pace was never interrupted.
         // For a moment a lost record seems to be in use too.
-        let goes_on = probed.is_paused || (probed.is_in_use && waited >= FENCE_GRACE);
+        let is_in_use = probed.is_paused || (probed.is_in_use && waited >= FENCE_GRACE);
         // If this replica alone did not reach the store, all leases are still alive, but the pace was never
         // interrupted.
         let stands_still = all_are_back && !probed.is_in_use;
         let is_open = fallback.local.is_none();
-        (stands_still || goes_on || is_open || waited >= REJOIN_TIMEOUT).then_some(goes_on)
+        (stands_still || is_in_use || is_open || waited >= REJOIN_TIMEOUT).then_some(is_in_use)
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
             (0..6).map(|_| state.on_failure()).map(|(before, wait)| (before, wait.as_millis())).collect();
         assert_eq!(waits, [(0, 100), (1, 200), (2, 400), (3, 800), (4, 1000), (5, 1000)]);
         assert!(state.is_failing() && !state.is_absent() && state.local().is_none());
-        assert!(!state.on_away_again(), "it goes by nothing");
+        assert!(!state.on_away_again(), "it has no fallback");
         assert!(state.on_answer());
         assert_eq!(name(&state), "Shared");
         assert_eq!(state.on_failure().0, 0, "counted anew");

@@ -3,8 +3,8 @@
 use crate::pace::Waiter;
 use crate::pace::meters::Abandoned;
 
-/// Whether slots are requested for all waiters, or in a suspension only for one waiter at a time, which tests whether the
-/// downstream can be used again.
+/// Whether slots are requested for all waiters, or in a suspension only for one waiter at a time, which tests whether
+/// the downstream can be used again.
 #[derive(Debug)]
 pub(super) enum Suspension<W> {
     /// Slots are requested for all waiters.

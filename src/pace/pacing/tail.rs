@@ -15,8 +15,8 @@ use crate::pace::{LaneId, Settings};
 use crate::store::{BoxFuture, Cancel, Granted, Lane, Reserve, Reserved, Scope, Store};
 use crate::time::Micros;
 
-/// The most slots that are given back at one time. They are sent one after the other, and none waits for the answer of
-/// another: the store takes back a slot only if it has taken back all behind it.
+/// The most slots that are given back at one time. They are sent one after the other, without a wait for the answers:
+/// the store takes back a slot only if it has taken back all behind it.
 const MAX_RETURNS: usize = 32;
 
 /// The slots that are given back to the store.
@@ -28,12 +28,13 @@ pub(crate) struct Returns {
     tail_number: u64,
     /// The returns in flight, in order. Each yields the number of its tail, and the lane of the slot if the store took it.
     under_way: FuturesOrdered<BoxFuture<'static, (u64, Option<LaneId>)>>,
-    /// Slots that were not used while a call is in flight, which decides what becomes of them.
+    /// Slots that were not used while a call is in flight: its answer decides whether they are passed on or given
+    /// back.
     pub(super) unused: Vec<(Unused, Abandoned)>,
 }
 
 /// The slots that the store granted last, and the data to give them back. The store takes back a slot as long as no
-/// later one was taken, so that the last slot goes back first.
+/// later one was taken, so the last slot goes back first.
 pub(crate) struct Tail {
     lane: LaneId,
     /// The lanes of the waiters, where lanes are made by keys.
@@ -48,7 +49,7 @@ pub(crate) struct Tail {
 enum Slots {
     /// The reply of the store.
     Reply(Box<Reserved>),
-    /// The remaining slots, each with its lane, its cost and the data to give it back, the last one at the end.
+    /// The remaining slots, each with its lane, its cost and the data to give it back; the last slot is at the end.
     Remaining(Vec<(LaneId, JobCost, Granted)>),
 }
 

@@ -36,7 +36,7 @@ impl Unused {
 
 /// The waiters that hold a slot of one downstream.
 ///
-/// Slots are granted in ascending order, so that a waiter nearly always goes to the back.
+/// Slots are granted in ascending order, so a waiter is nearly always added at the back.
 #[derive(Debug)]
 pub(crate) struct HeldQueue<W>(VecDeque<Held<W>>);
 
@@ -49,13 +49,13 @@ impl<W> Default for HeldQueue<W> {
 impl<W: Waiter> HeldQueue<W> {
     pub(crate) fn push(&mut self, held: Held<W>) {
         let deadline = held.deadline;
-        let place = match self.0.back() {
+        let index = match self.0.back() {
             Some(last) if last.deadline > deadline => {
                 self.0.partition_point(|other| other.deadline <= deadline)
             }
             _ => self.0.len(),
         };
-        self.0.insert(place, held);
+        self.0.insert(index, held);
     }
 
     /// Returns the waiter with the first slot.
@@ -110,16 +110,16 @@ impl<W: Waiter> HeldQueue<W> {
         meant.map(|held| held.waiter.seq()).collect()
     }
 
-    /// Takes the waiter with this position in the order of arrival out. The waiters behind it with the same lane and
+    /// Takes out the waiter with this position in the order of arrival. The waiters behind it with the same lane and
     /// cost each move up to the preceding slot; the last of these slots is returned with the waiter.
     pub(crate) fn remove(&mut self, seq: u64) -> Option<Held<W>> {
-        let place = self.0.iter().position(|held| held.waiter.seq() == seq)?;
-        let removed = self.0.remove(place)?;
+        let index = self.0.iter().position(|held| held.waiter.seq() == seq)?;
+        let removed = self.0.remove(index)?;
         let Unused { slot, deadline, .. } = self.close_up(Unused::of(&removed));
         Some(Held { slot, deadline, ..removed })
     }
 
-    /// Has the waiters behind a slot, with the same lane and cost, each move up to the preceding slot. Returns the last of
+    /// Moves each waiter behind a slot, with the same lane and cost, up to the preceding slot. Returns the last of
     /// these slots.
     pub(crate) fn close_up(&mut self, mut unused: Unused) -> Unused {
         let Unused { lane, cost, slot: from, .. } = unused;
@@ -132,7 +132,7 @@ impl<W: Waiter> HeldQueue<W> {
             }
         }
         if behind {
-            // Stable: those of other lanes keep their order.
+            // The sort is stable: waiters of other lanes keep their order.
             self.0.make_contiguous().sort_by_key(|held| held.deadline);
         }
         unused

@@ -31,7 +31,7 @@ pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 pub(crate) struct Tolerance {
     /// The tolerance at the hand-over: a slot that was missed by more than this is given up.
     pub(crate) at_handover: Duration,
-    /// The tolerance if a connection was opened: at least a whole emission interval, less [`HAND_OVER`], since a slow limit
+    /// The tolerance if a connection was opened: at least a whole emission interval, less [`HAND_OVER`]. A slow limit
     /// has few slots to give up, and its API may be far away.
     pub(crate) while_connecting: Duration,
 }
@@ -99,7 +99,7 @@ impl<W: Waiter> Release<W> {
         self.gate = gate;
     }
 
-    /// Takes the waiter with this position in the order of arrival out, with the slot that is left over: the waiters
+    /// Takes out the waiter with this position in the order of arrival, with the slot that is left over: the waiters
     /// behind it that can use its slot move up.
     pub(crate) fn remove(&mut self, seq: u64) -> Option<Held<W>> {
         self.held.remove(seq)
@@ -203,12 +203,13 @@ impl<W: Waiter> Release<W> {
         self.held.next_due()
     }
 
-    /// Returns how many waiters hold a slot once `more` waiters do, as far as they may be sent beside those that are.
+    /// Returns how many waiters hold a slot once `more` waiters do, as far as they may be sent in addition to those
+    /// in progress.
     pub(crate) fn slots(&self, more: usize) -> usize {
         (self.held.len() + more).min(self.concurrency.most().saturating_sub(self.concurrency.sending()))
     }
 
-    /// Has the waiters behind an unused slot move up, and returns the last of their slots.
+    /// Moves the waiters behind an unused slot up, and returns the last of their slots.
     pub(crate) fn close_up(&mut self, unused: Unused) -> Unused {
         self.held.close_up(unused)
     }

@@ -39,8 +39,8 @@ impl PauseGate {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this slot lies in a pause, even one that is over by now: a late send would be one too many behind the
-    /// pause.
+    /// Whether this slot lies in a pause, even in one that is over by now: a late send would be one too many after
+    /// the pause.
     pub(crate) fn refuses(&self, slot: Micros, deadline: Deadline) -> bool {
         let Closed { own, until } = self.closed();
         slot < until || own.is_some_and(|own| deadline < own)

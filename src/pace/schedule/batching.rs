@@ -56,8 +56,8 @@ impl Batching {
         self
     }
 
-    /// Sets the number of replicas. During a burst all may call at the same instant: each takes its share, or the first
-    /// would take all.
+    /// Sets the number of replicas. During a burst all may call at the same instant: each takes its share, since
+    /// otherwise the first would take all.
     pub(crate) fn set_replicas(&mut self, replicas: u32) {
         self.replicas = replicas;
         let share = self.units_after_rest.div_ceil(u64::from(replicas.max(1)));
@@ -100,7 +100,7 @@ impl Batching {
     /// Returns a random part of `most` if there are other replicas, so that replicas at different distances from the
     /// store get equal shares.
     pub(crate) fn jitter(&self, most: Duration) -> Duration {
-        // Leases end between the slots of a very slow limit, so that a replica that seems alone does not have to be.
+        // Leases end between the slots of a very slow limit, so a replica that seems alone may not be alone.
         if self.replicas <= 1 && self.lease < LONGEST_LEASE {
             return Duration::ZERO;
         }
@@ -113,7 +113,7 @@ impl Batching {
         self.lease
     }
 
-    /// Returns how long a call for few slots is held back at most, for more concurrency to become free.
+    /// Returns for how long at most a call for few slots is delayed, so that more concurrency becomes free.
     pub(crate) fn batch_delay(&self) -> Duration {
         self.horizon / 32
     }

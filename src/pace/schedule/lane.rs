@@ -19,7 +19,7 @@ pub(super) struct LaneState {
     pub(super) sleeping: Option<Sleep>,
     /// The virtual time at which its next grant starts, which is the end of its last grant.
     pub(super) start_tag: u64,
-    /// The cost from which on waiters get no slot before a window ends, and the end of the window.
+    /// The cost from which waiters get no slot before a window ends, and the end of the window.
     pub(super) barred: Option<(u32, Instant)>,
     /// The waiters that were passed on to wait elsewhere, if there were any.
     pub(super) passed_on: Option<PassedOn>,
@@ -41,7 +41,7 @@ impl PassedOn {
         Self { count: 0, at: start, last: 0 }
     }
 
-    /// Returns those that are left where the lane's slots begin at `start` and are this far apart.
+    /// Returns those that are left if the lane's slots begin at `start` and are this far apart.
     pub(super) fn less_released(self, start: Instant, apart: Duration) -> Self {
         let released = start.saturating_duration_since(self.at).as_nanos() / apart.as_nanos().max(1);
         match u32::try_from(released) {
@@ -60,8 +60,8 @@ impl PassedOn {
         Self { count: self.count + 1, last, ..self }
     }
 
-    /// Returns how many of them come before the waiter with this position: all or none. One that is older than the last of
-    /// them was here before, or has come back.
+    /// Returns how many of them come before the waiter with this position: all or none. A waiter that is older than
+    /// the last of them was here before, or has come back.
     pub(crate) const fn before(self, seq: u64) -> u64 {
         if seq > self.last { self.count } else { 0 }
     }

@@ -1,11 +1,11 @@
 //! The lanes of a downstream by keys of jobs: whose turn it is, and for which of them slots are requested. It is pure.
 //!
-//! A lane is in one place: it waits for its turn in its class ([`fair`]), it waits for a state of one of its limits that
-//! allows nothing now ([`states`]), or it has no jobs that wait. The lanes of one state sleep as one: when it wakes, as
-//! many of them are offered as it can allow.
+//! A lane is in one of three phases: it waits for its turn in its class ([`fair`]), it waits for a state of one of
+//! its limits that allows nothing now ([`states`]), or it has no jobs that wait. The lanes of one state sleep
+//! together: when the state wakes, as many of them are offered as it can allow.
 //!
-//! Lanes of a class, and those that wait for a state, take turns: the lane that was granted something longest ago goes
-//! first. So one that is offered and refused loses nothing.
+//! Lanes of a class, and those that wait for a state, take turns: the lane that was granted a slot longest ago is
+//! first. So a lane that is offered and refused loses nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(crate) use busiest::{BusyLane, LaneWait, LanesView};
 pub(crate) use call::Answer;
 use call::Offered;
 use fair::{Classes, RANKS};
-use known::Known;
+use known::KnownLanes;
 pub(crate) use place::WaiterPlace;
 use states::States;
 
@@ -39,7 +39,7 @@ pub(crate) struct Lanes {
     rules: Arc<LaneRules>,
     /// The limits that lanes have besides the downstream's: without a plan, and by plan.
     sets: Vec<Vec<Limit>>,
-    known: Known,
+    known: KnownLanes,
     all: Vec<Lane>,
     /// The highest turn.
     turn: u64,
@@ -52,15 +52,15 @@ pub(crate) struct Lanes {
 #[derive(Debug)]
 struct Asking {
     horizon: Duration,
-    /// How long before a slot that a lane's own limits determine it is requested.
+    /// How long before a slot is requested that a lane's own limits determine.
     lead: Duration,
     /// The jobs in the call in hand, in its order.
     offered: Vec<Offered>,
-    /// What the call in hand leaves due to the lowest priority.
+    /// The rest that the call in hand leaves due to the lowest priority.
     spare: Option<u64>,
-    /// What reading its states costs the store.
+    /// The cost to the store of reading its states.
     weight: usize,
-    /// How many times as many jobs are offered, since many were refused while slots stayed free.
+    /// The factor by which more jobs are offered, since many were refused while slots stayed free.
     growth: usize,
     /// When the last call was made.
     asked: Option<Instant>,
@@ -72,16 +72,16 @@ struct Lane {
     class: usize,
     /// The states of its limits, in the order of its set, and then those of its pauses.
     states: Vec<usize>,
-    place: Place,
-    /// Its turn among others: lanes with lower ones go first.
+    phase: Phase,
+    /// Its turn among others: lanes with lower turns are first.
     turn: u64,
     /// The number of its jobs in the call in hand.
     offered: usize,
 }
 
-/// Where a lane is.
+/// The phase of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum Phase {
     /// It has no jobs that wait, or the call in hand has them.
     #[default]
     Idle,
@@ -89,7 +89,7 @@ enum Place {
     Ready { rank: usize },
     /// It waits for a state.
     Waiting { state: usize, rank: usize },
-    /// It is gone.
+    /// It was removed.
     Gone,
 }
 
@@ -99,7 +99,7 @@ impl Lanes {
         let rules = Arc::clone(settings.of_jobs.lanes.as_ref()?);
         Some(Self {
             sets: sets(settings),
-            known: Known::default(),
+            known: KnownLanes::default(),
             all: Vec::new(),
             turn: 0,
             classes: Classes::new(rules.starvation_guard),
@@ -117,7 +117,7 @@ impl Lanes {
         })
     }
 
-    /// Returns how long before a slot that a lane's own limits determine it is requested.
+    /// Returns how long before a slot is requested that a lane's own limits determine.
     pub(crate) const fn lead(&self) -> Duration {
         self.asking.lead
     }
@@ -150,8 +150,9 @@ impl Lanes {
         }
     }
 
-    /// Returns the lane of jobs with these values under the limits of this set. The values are replaced by those of the lane,
-    /// which lives as long as jobs have them. Unless it `may_forget` now, lanes without jobs are forgotten later.
+    /// Returns the lane of jobs with these values under the limits of this set. The values are replaced by those of
+    /// the lane, which lives as long as jobs have them. Unless it `may_forget` now, lanes without jobs are forgotten
+    /// later.
     pub(crate) fn lane(&mut self, of: LaneId, values: &mut Arc<[String]>, may_forget: bool) -> LaneId {
         let set = of.set().min(self.sets.len() - 1);
         if let Some(lane) = self.known.find(set, values) {
@@ -194,7 +195,7 @@ impl Lanes {
         all
     }
 
-    /// Removes the lanes that no job has, wherever they are: their jobs may have been cancelled, parked or refused while
+    /// Removes the lanes that no job has, in any phase: their jobs may have been cancelled, parked or refused while
     /// they waited. Those that are paused stay: their jobs may be parked until the pause ends.
     fn sweep(&mut self) {
         let Self { known, all, states, .. } = self;
@@ -202,7 +203,7 @@ impl Lanes {
         let gone = known.sweep(|lane| all[lane].offered > 0 || is_paused(&all[lane]));
         for lane in gone {
             self.take_out(lane);
-            let new = Lane { place: Place::Gone, ..Lane::default() };
+            let new = Lane { phase: Phase::Gone, ..Lane::default() };
             let gone = std::mem::replace(&mut self.all[lane], new);
             self.classes.leave(gone.class);
             gone.states.iter().for_each(|state| self.states.leave(*state));
@@ -235,8 +236,8 @@ impl Lanes {
         states.into_iter().flatten().filter_map(|state| self.states.sleeps_until(*state)).max()
     }
 
-    /// Takes in which lanes have new jobs or none any more, and wakes those whose limits allow something, as far as is known:
-    /// by `base`, the downstream's next slot, or so soon that their slots are requested at `now`.
+    /// Updates which lanes have new jobs or no jobs any more. Wakes those whose limits allow something, as far as is
+    /// known, by `base`, the downstream's next slot, or early enough that their slots are requested at `now`.
     pub(crate) fn refresh<W: Waiter>(&mut self, backlog: &mut Backlog<W>, now: Instant, base: Instant) {
         for state in self.states.wake(now, base) {
             self.top_up(state);
@@ -257,99 +258,100 @@ impl Lanes {
 
     /// Records that the first job of a lane has this rank.
     fn has_job(&mut self, lane: usize, rank: usize) {
-        match self.all[lane].place {
-            Place::Ready { rank: before } | Place::Waiting { rank: before, .. } if rank >= before => return,
-            Place::Gone => return,
+        match self.all[lane].phase {
+            Phase::Ready { rank: before } | Phase::Waiting { rank: before, .. } if rank >= before => return,
+            Phase::Gone => return,
             _ => {}
         }
         self.take_out(lane);
         self.wait(lane, rank);
     }
 
-    /// Records that the jobs of a lane have left. Others of its states go on.
+    /// Records that the jobs of a lane have left. Other lanes of its states may continue.
     fn has_no_job(&mut self, lane: usize) {
-        let is_gone = self.all[lane].place == Place::Gone;
+        let is_gone = self.all[lane].phase == Phase::Gone;
         if !is_gone && self.take_out(lane).is_some() {
             self.top_up_all_of(lane);
         }
     }
 
-    /// Has a lane wait for its turn, or for one of its states. Then others of its other states go on.
+    /// Makes a lane wait for its turn, or for one of its states. In the second case other lanes of its other states
+    /// may continue.
     fn wait(&mut self, lane: usize, rank: usize) {
         self.put(lane, rank);
-        if let Place::Waiting { .. } = self.all[lane].place {
+        if let Phase::Waiting { .. } = self.all[lane].phase {
             self.top_up_all_of(lane);
         }
     }
 
-    /// Has a lane wait for the first of its states that is blocked, or for which others wait that go before it; or else for
-    /// its turn.
+    /// Makes a lane wait for the first of its states that is blocked, or for which other lanes wait that precede it;
+    /// or else for its turn.
     fn put(&mut self, lane: usize, rank: usize) {
         let Some(state) = self.held_up_by(lane, rank) else { return self.make_ready(lane, rank) };
         self.states.wait(state, lane, (rank, self.all[lane].turn));
-        self.all[lane].place = Place::Waiting { state, rank };
+        self.all[lane].phase = Phase::Waiting { state, rank };
     }
 
-    /// The first state of a lane that is blocked, or that lanes wait for which go before one of this rank and its turn.
+    /// The first state of a lane that is blocked, or that lanes wait for which precede one of this rank and its turn.
     fn held_up_by(&self, lane: usize, rank: usize) -> Option<usize> {
-        let place = (rank, self.all[lane].turn);
-        let holds_up = |state: &usize| self.states.is_blocked(*state) || self.states.is_behind(*state, place);
+        let order = (rank, self.all[lane].turn);
+        let holds_up = |state: &usize| self.states.is_blocked(*state) || self.states.is_behind(*state, order);
         self.all[lane].states.iter().copied().find(holds_up)
     }
 
     fn make_ready(&mut self, lane: usize, rank: usize) {
-        let Lane { class, states, turn, place, .. } = &mut self.all[lane];
+        let Lane { class, states, turn, phase, .. } = &mut self.all[lane];
         self.classes.push(lane, *class, rank, *turn);
         states.iter().for_each(|state| self.states.add_ready(*state));
-        *place = Place::Ready { rank };
+        *phase = Phase::Ready { rank };
     }
 
-    /// Takes a lane out of where it waits. Returns the rank of its first job.
+    /// Takes a lane out of the queue where it waits. Returns the rank of its first job.
     fn take_out(&mut self, lane: usize) -> Option<usize> {
-        let Lane { class, states, turn, place, .. } = &mut self.all[lane];
-        let (before, turn) = (std::mem::take(place), *turn);
+        let Lane { class, states, turn, phase, .. } = &mut self.all[lane];
+        let (before, turn) = (std::mem::take(phase), *turn);
         match before {
-            Place::Ready { rank } => {
+            Phase::Ready { rank } => {
                 self.classes.remove(*class, rank, turn);
                 states.iter().for_each(|state| self.states.remove_ready(*state));
                 Some(rank)
             }
-            Place::Waiting { state, rank } => {
+            Phase::Waiting { state, rank } => {
                 self.states.remove(state, (rank, turn));
                 Some(rank)
             }
-            Place::Idle | Place::Gone => None,
+            Phase::Idle | Phase::Gone => None,
         }
     }
 
-    /// Gives a lane another turn, wherever it is.
+    /// Gives a lane another turn, in any phase.
     fn set_turn(&mut self, lane: usize, turn: u64) {
-        let Lane { class, place, turn: before, .. } = &mut self.all[lane];
+        let Lane { class, phase, turn: before, .. } = &mut self.all[lane];
         let before = std::mem::replace(before, turn);
-        match *place {
-            Place::Ready { rank } => self.classes.turn(*class, rank, (before, turn)),
-            Place::Waiting { state, rank } => {
+        match *phase {
+            Phase::Ready { rank } => self.classes.turn(*class, rank, (before, turn)),
+            Phase::Waiting { state, rank } => {
                 self.states.remove(state, (rank, before));
                 self.states.wait(state, lane, (rank, turn));
             }
-            Place::Idle | Place::Gone => {}
+            Phase::Idle | Phase::Gone => {}
         }
     }
 
-    /// Has as many lanes that wait for this state wait for their turn as it can allow.
+    /// Makes as many lanes that wait for this state wait for their turn as it can allow.
     fn top_up(&mut self, state: usize) {
         while let Some(lane) = self.states.release(state) {
-            if let Place::Waiting { rank, .. } = self.all[lane].place {
-                // Another of its states may hold it up. Nobody was ready for less by it.
+            if let Phase::Waiting { rank, .. } = self.all[lane].phase {
+                // Another of its states may block it. No lane was ready for less by it.
                 self.put(lane, rank);
             }
         }
     }
 
-    /// The same for each state of a lane that does not wait for its turn any more.
+    /// Does the same for each state of a lane that does not wait for its turn any more.
     fn top_up_all_of(&mut self, lane: usize) {
-        for place in 0..self.all[lane].states.len() {
-            self.top_up(self.all[lane].states[place]);
+        for index in 0..self.all[lane].states.len() {
+            self.top_up(self.all[lane].states[index]);
         }
     }
 
@@ -363,7 +365,7 @@ impl Lanes {
         if self.has_ready() || backlog.has_touched() {
             return Some(since);
         }
-        // Calls for lanes that wake shortly after each other are one.
+        // One call serves lanes that wake shortly after each other.
         let apart = self.asking.asked.map(|asked| asked + self.asking.lead / 2);
         self.states.wake_at().map(|at| at.max(since).max(apart.unwrap_or(since)))
     }
@@ -375,7 +377,7 @@ impl Lanes {
         }
     }
 
-    /// The same for the limits of one lane.
+    /// Does the same for the limits of one lane.
     pub(crate) fn forget_limits_of(&mut self, lane: LaneId) {
         let Some(lane) = self.index(lane.row()) else { return };
         self.all[lane].states.iter().for_each(|state| self.states.wake_one(*state));

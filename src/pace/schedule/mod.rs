@@ -32,8 +32,8 @@ pub(crate) use next::{Next, Spacing};
 use turn_taking::SentTurn;
 pub(crate) use turn_taking::TurnTaking;
 
-/// How long before a slot that the lane's own limits determine it is requested, if no other lane has waiters. If this
-/// were shorter than a round trip to the store, the lane would lose pace.
+/// How long before a slot is requested that the lane's own limits determine, if no other lane has waiters. If this
+/// were shorter than a round trip to the store, the lane would fall behind its pace.
 const LEAD: Duration = Duration::from_millis(20);
 
 /// The error of this replica's estimates of slots, which is due to the round trip to the store.
@@ -59,7 +59,7 @@ pub(crate) struct Schedule {
     next_slot: Instant,
     /// Whether the bars were lifted, so that the waiters that were put aside are ready again.
     bars_lifted: bool,
-    /// The instant until which a small reserve call is held back at most, for more concurrency to become free.
+    /// The instant until which a small reserve call is delayed at most, so that more concurrency becomes free.
     batch_delay_until: Option<Instant>,
 }
 
@@ -80,8 +80,8 @@ impl Schedule {
         }
     }
 
-    /// Applies other limits of the same lanes; each lane keeps its start tag. The estimates of slots are void, and so is the
-    /// turn, unless the limits and the horizon stay.
+    /// Applies other limits of the same lanes; each lane keeps its start tag. The estimates of slots become void, and
+    /// so does the turn, unless the limits and the horizon stay the same.
     pub(crate) fn follow(&mut self, settings: &Settings, keeps_turn: bool) {
         let new = Self::new(settings);
         for (lane, new) in self.lanes.iter_mut().zip(new.lanes) {
@@ -133,7 +133,7 @@ impl Schedule {
         batch.count == 0
     }
 
-    /// Returns the instant until which a small call is held back.
+    /// Returns the instant until which a small call is delayed.
     pub(crate) const fn batch_delay_until(&self) -> Option<Instant> {
         self.batch_delay_until
     }
@@ -153,8 +153,7 @@ impl Schedule {
         self.lanes.iter_mut().for_each(|lane| lane.batching.set_replicas(replicas));
     }
 
-    /// Takes in which lanes by keys have new waiters, and which may be called for; to be called before
-    /// [`Schedule::next`].
+    /// Updates which lanes by keys have new waiters, and which may be called for. Call it before [`Schedule::next`].
     pub(crate) fn refresh<W: Waiter>(&mut self, backlog: &mut Backlog<W>, now: Instant) {
         if let Some(keyed) = &mut self.keyed {
             keyed.refresh(backlog, now, now.max(self.next_slot));
@@ -305,7 +304,7 @@ impl Schedule {
         lane.batching.on_spacing(spacing.apart, spacing.announced);
     }
 
-    /// Has a lane sleep until its next slot, which its own limits determine.
+    /// Makes a lane sleep until its next slot, which its own limits determine.
     pub(crate) fn sleep(&mut self, lane: LaneId, until: Instant) {
         let lead = self.lead();
         let lane = &mut self.lanes[lane.set()];
@@ -339,7 +338,7 @@ impl Schedule {
         *passed_on = passed_on.map(|others| others.with(seq));
     }
 
-    /// Forgets who was passed on, since they come back.
+    /// Forgets which waiters were passed on, since they come back.
     pub(crate) fn forget_passed_on(&mut self) {
         self.lanes.iter_mut().for_each(|lane| lane.passed_on = None);
     }
@@ -361,8 +360,8 @@ impl Schedule {
         }
     }
 
-    /// Forgets the estimates of slots that one which went back to the store makes void. Of lanes by keys there may be very
-    /// many: the limits of those other than `lane` allow no more than before.
+    /// Forgets the estimates of slots that the return of a slot to the store makes void. There may be very many lanes
+    /// by keys: the limits of those other than `lane` allow no more than before.
     pub(crate) fn forget_slots_of(&mut self, lane: LaneId) {
         self.forget_shared_slots();
         if let Some(keyed) = &mut self.keyed {

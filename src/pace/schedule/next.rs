@@ -1,4 +1,4 @@
-//! The choice of a lane, and what an answer says of its slots.
+//! The choice of a lane, and what an answer reports about its slots.
 
 use std::time::Duration;
 

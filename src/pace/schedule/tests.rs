@@ -132,7 +132,7 @@ async fn those_that_cost_much_are_barred_until_their_window_ends() {
     assert_eq!(schedule.barred(OWN, 9, now + 100 * MS), None, "the call reaches it");
     schedule.forget();
     assert_eq!(schedule.barred(OWN, 5, now), None);
-    assert!(schedule.take_bars_lifted() && !schedule.take_bars_lifted(), "told once");
+    assert!(schedule.take_bars_lifted() && !schedule.take_bars_lifted(), "reported once");
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,17 +15,17 @@ const LONGEST: u32 = 5;
 /// The time over which the first calls for a turn are spread that was too far ahead to be booked.
 const SPREAD: Duration = Duration::from_secs(5);
 
-/// Where the next slot is earlier than the turn by more than this, the caller looks whether anybody takes it.
+/// Where the next slot is earlier than the turn by more than this, the caller checks whether anybody takes it.
 const GAP: Duration = Duration::from_secs(1);
 
 /// How long others are trusted to take the slots before the turn, unless there is a sign that somebody does not.
 const TRUST: Duration = Duration::from_secs(10);
 
-/// How long after a slot a look for it is made at least. A look that came some microseconds before would be repeated at
-/// once.
-const LOOK_DELAY: Duration = Duration::from_millis(4);
+/// The least time after a slot before a check for it is made. A check some microseconds too early would be repeated
+/// at once.
+const CHECK_DELAY: Duration = Duration::from_millis(4);
 
-/// The error of what is known of the next slot.
+/// The error of the known instant of the next slot.
 const SLACK: Duration = Duration::from_millis(2);
 
 /// The known state of the queue.
@@ -48,7 +48,7 @@ pub(crate) struct TurnTaking {
     has_failed: bool,
 }
 
-/// A turn, when the call for it is to be sent, and the instant until which it is of use.
+/// A turn, when the call for it is sent, and until when it is of use.
 #[derive(Clone, Copy, Debug)]
 struct HeldTurn {
     turn: Turn,
@@ -60,7 +60,7 @@ struct HeldTurn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SentTurn {
     pub(super) turn: Turn,
-    /// Whether the call is made at the turn. Before it, the call is a look for slots that nobody takes.
+    /// Whether the call is made at the turn. Before the turn, the call checks for slots that nobody takes.
     pub(super) is_due: bool,
 }
 
@@ -119,8 +119,8 @@ impl TurnTaking {
         farthest(self.far())
     }
 
-    /// Records the round trip of a call. The estimate moves slowly, so that delays of this replica alone do not extend
-    /// the queue for all.
+    /// Records the round trip of a call. The estimate moves slowly, so that delays of this replica alone do not
+    /// extend the queue for all replicas.
     pub(crate) fn on_round_trip(&mut self, round_trip: Duration) {
         self.round_trip = Some(self.round_trip.map_or(round_trip, |before| (before * 7 + round_trip) / 8));
     }
@@ -212,21 +212,21 @@ impl TurnTaking {
         if begins.since(next) <= GAP {
             return ask_at;
         }
-        ask_at.min(when(self.look_for(now, next, is_wary)) + (lead(self.reach) / 2).mul_f64(fastrand::f64()))
+        ask_at.min(when(self.check_at(now, next, is_wary)) + (lead(self.reach) / 2).mul_f64(fastrand::f64()))
     }
 
-    /// Returns when to look for a slot before the turn, on the store's clock: shortly behind the next slot, or behind the
-    /// last one within the time for which others are trusted to take them.
-    fn look_for(&self, now: Micros, next: Micros, is_wary: bool) -> Micros {
+    /// Returns when to check for a slot before the turn, on the store's clock: shortly after the next slot, or after
+    /// the last one within the time for which others are trusted to take them.
+    fn check_at(&self, now: Micros, next: Micros, is_wary: bool) -> Micros {
         let trust = if is_wary { Duration::ZERO } else { TRUST };
         let interval = self.interval.max(Duration::from_micros(1));
         let slots = now.plus(trust).since(next).as_micros() / interval.as_micros();
         let slot = next.plus(interval.saturating_mul(u32::try_from(slots).unwrap_or(u32::MAX)));
-        slot.plus(LOOK_DELAY.max((interval / 16).min(self.horizon / 2)))
+        slot.plus(CHECK_DELAY.max((interval / 16).min(self.horizon / 2)))
     }
 
-    /// Whether somebody seems to have missed a turn: a slot was taken when it was overdue, so that the next ones lie off
-    /// the grid of those that were expected, or this call was granted one long before its turn.
+    /// Whether somebody seems to have missed a turn: a slot was taken when it was overdue, so that the next slots lie
+    /// off the grid of the expected ones, or this call was granted a slot long before its turn.
     fn is_missed(&self, held: &Turn, reserved: &Reserved) -> bool {
         let interval = self.interval;
         if interval <= lead(self.reach) {
@@ -353,28 +353,29 @@ mod tests {
         assert_eq!(turns.turn(sent), None);
     }
 
-    /// Whether the next call is a look for the next slot, and not made at the turn, after an answer with a turn 8 s ahead.
-    fn looks(turns: &mut TurnTaking, slots: &[Duration], next: Duration) -> bool {
+    /// Whether the next call checks for the next slot, and is not made at the turn, after an answer with a turn 8 s
+    /// ahead.
+    fn checks(turns: &mut TurnTaking, slots: &[Duration], next: Duration) -> bool {
         let sent = Instant::now();
         let wait = turns.on_booking(sent, &at(8 * S, 1, S), &reserved(slots, next)) - sent;
-        let look = next + 50 * MS;
-        assert!(wait == 7940 * MS || (look..=look + 30 * MS).contains(&wait), "{wait:?}");
+        let check = next + 50 * MS;
+        assert!(wait == 7940 * MS || (check..=check + 30 * MS).contains(&wait), "{wait:?}");
         wait < 7 * S
     }
 
     #[test]
-    fn it_looks_for_the_next_slot_unless_others_are_seen_to_take_them() {
+    fn it_checks_for_the_next_slot_unless_others_are_seen_to_take_them() {
         let mut turns = taking("1/s");
-        assert!(looks(&mut turns, &[], S), "nobody is known to take the slots before the turn");
-        assert!(!looks(&mut turns, &[], S), "the turn was sent, and all is as expected");
+        assert!(checks(&mut turns, &[], S), "nobody is known to take the slots before the turn");
+        assert!(!checks(&mut turns, &[], S), "the turn was sent, and all is as expected");
         turns.on_failure();
-        assert!(looks(&mut turns, &[], S), "a call failed");
-        assert!(!looks(&mut turns, &[], 3002 * MS), "others took slots");
-        assert!(looks(&mut turns, &[], 3300 * MS), "one was taken late");
-        assert!(!looks(&mut turns, &[], 3300 * MS));
-        assert!(looks(&mut turns, &[2 * S], 3300 * MS), "this call took a slot of somebody else");
+        assert!(checks(&mut turns, &[], S), "a call failed");
+        assert!(!checks(&mut turns, &[], 3002 * MS), "others took slots");
+        assert!(checks(&mut turns, &[], 3300 * MS), "one was taken late");
+        assert!(!checks(&mut turns, &[], 3300 * MS));
+        assert!(checks(&mut turns, &[2 * S], 3300 * MS), "this call took a slot of somebody else");
         turns.drop_turn();
-        assert!(looks(&mut turns, &[], S));
+        assert!(checks(&mut turns, &[], S));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! | `Unknown` | the store returns terms, or accepts this replica's | `InForce` |
 //! | `Unknown` | the store returns terms that this replica cannot use | `Rejected` |
 //! | `InForce` | an answer has a higher generation | `Outdated` |
-//! | `InForce` | the store's clock stepped, or its record began anew | `Outdated` |
+//! | `InForce` | the store's clock stepped, or its record started again | `Outdated` |
 //! | `InForce`, `Outdated`, `Rejected` | an answer has a lower generation than the known one, or no terms, or lacks a pause | `Lost` |
 //! | `Outdated` | the store returns terms | `InForce` |
 //! | `Outdated` | the store returns terms that this replica cannot use | `Rejected` |
@@ -41,7 +41,7 @@ pub(crate) struct Agreement {
     /// The limits of its configuration as terms.
     own: Terms,
     /// The terms that it follows, or followed last; `None` before the store returned any.
-    known: Option<Known>,
+    known: Option<Stored>,
     /// Whether its own limits are still to be proposed.
     is_proposing: bool,
     /// Whether they are proposed only where the store has none.
@@ -70,7 +70,7 @@ enum State {
 
 /// Terms that the store returned.
 #[derive(Debug)]
-struct Known {
+struct Stored {
     generation: u64,
     text: String,
     terms: Terms,
@@ -192,7 +192,7 @@ impl Agreement {
         self.state = State::Lost;
     }
 
-    /// Handles that the store's terms may have changed, since its clock stepped or its record began anew.
+    /// Handles that the store's terms may have changed, since its clock stepped or its record started again.
     pub(crate) fn on_step(&mut self) {
         if matches!(self.state, State::InForce | State::Rejected) {
             self.state = self.unread();
@@ -218,7 +218,7 @@ impl Agreement {
         if self.known.is_some() { State::Outdated } else { State::Unknown }
     }
 
-    /// Takes in the generation of an answer that does not carry the terms.
+    /// Accepts the generation of an answer that does not carry the terms.
     pub(crate) fn on_generation(&mut self, generation: u64) {
         let known = self.known.as_ref().map(|known| known.generation);
         let is_later = match self.state {
@@ -233,7 +233,7 @@ impl Agreement {
         }
     }
 
-    /// Takes in the record that was read at the store's instant `now`: adopts its terms, or proposes others. Returns
+    /// Accepts the record that was read at the store's instant `now`: adopts its terms, or proposes others. Returns
     /// the limits to apply, if they change.
     pub(crate) fn on_record(&mut self, status: Status, text: Option<String>, now: Micros) -> Option<Adopted> {
         if self.is_lost() {
@@ -254,7 +254,7 @@ impl Agreement {
             (self.state, self.is_proposing) = (State::Unknown, true);
             self.rejected_generation = None;
         }
-        let is_same = |known: &Known| known.generation == generation && Some(&known.text) == text.as_ref();
+        let is_same = |known: &Stored| known.generation == generation && Some(&known.text) == text.as_ref();
         let is_known = self.known.as_ref().is_some_and(is_same);
         if let Some(newer) = text.as_deref().and_then(|text| self.newer_than(generation, text, now)) {
             self.to_write = Some((generation, newer));
@@ -358,10 +358,10 @@ impl Agreement {
                 tracing::info!(downstream, generation, "limits changed: {changes}");
             }
         }
-        let is_of_before = |known: &Known| !known.is_comparable && known.terms.loaded() == terms.loaded();
+        let is_of_before = |known: &Stored| !known.is_comparable && known.terms.loaded() == terms.loaded();
         let is_comparable = !self.known.as_ref().is_some_and(is_of_before);
         self.known =
-            Some(Known { generation, text, terms, fingerprint, adopted_at: now, next_end, is_comparable });
+            Some(Stored { generation, text, terms, fingerprint, adopted_at: now, next_end, is_comparable });
         (self.state, self.rejected_generation) = (State::InForce, None);
         Ok(Adopted { settings: settings.policing(), is_override, has_replaced: None })
     }
@@ -376,7 +376,7 @@ impl Agreement {
         !self.is_proposing && std::mem::replace(&mut self.warned_fingerprint, fingerprint) != fingerprint
     }
 
-    /// Takes in other settings of this replica: proposes their limits, and returns the settings to apply until those
+    /// Applies other settings of this replica: proposes their limits, and returns the settings to apply until those
     /// are in force.
     pub(crate) fn give(&mut self, given: Settings, now: Micros) -> Settings {
         self.own = given.terms();

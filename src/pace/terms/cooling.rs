@@ -1,7 +1,7 @@
-//! One replica's part in the cool-down of a downstream that throttles and names no time: nothing is sent for a while, then one
-//! replica sends one waiter as a probe. It has no I/O.
+//! One replica's part in the cool-down of a downstream that throttles and names no time: nothing is sent for a while,
+//! then one replica sends one waiter as a probe. It has no I/O.
 //!
-//! | state | what happens | next state | told to the store |
+//! | state | what happens | next state | report to the store |
 //! |---|---|---|---|
 //! | off | the downstream throttles a waiter | waiting | refused |
 //! | off | the store has a cool-down | waiting | |
@@ -37,37 +37,37 @@ const RENEWED: Duration = Duration::from_millis(1700);
 pub(crate) struct Cooling {
     replica: Arc<str>,
     state: State,
-    /// The longest wait; `None` where cool-downs are not followed, since nobody tells how sends end.
+    /// The longest wait; `None` where cool-downs are not followed, since the ends of sends are not reported.
     longest: Option<Duration>,
     /// How often a probe was refused.
     level: u32,
     /// Whether the probe has been sent, and its end is not known yet.
     is_sent: bool,
-    /// What was sent before this instant says nothing: a cool-down has ended since.
+    /// A send that began before this instant shows nothing: a cool-down has ended since.
     since: Option<Instant>,
-    /// What the store is to be told, until it has confirmed that.
-    unconfirmed: Option<Told>,
+    /// The report for the store, until the store has confirmed it.
+    unconfirmed: Option<CoolingReport>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Off,
-    /// Nothing is sent before this instant; then a probe may be.
+    /// Nothing is sent before this instant; from then on a probe may be.
     Waiting(Instant),
     /// This replica has held the probe since the first instant, and renews its lease at the second.
     Probing(Instant, Instant),
 }
 
-/// What the store is told.
+/// A report to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum CoolingReport {
     /// A request was refused.
     Refused,
-    /// The probe says nothing.
+    /// The probe showed nothing.
     Again,
     /// The probe succeeded.
     Over,
-    /// The probe is wanted, or its lease is to be renewed.
+    /// The probe is wanted, or a renewal of its lease.
     Wanted,
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum Told {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KnownCooling {
     pub(crate) level: u32,
-    /// When the next probe may go.
+    /// When the next probe may be sent.
     pub(crate) from: Instant,
     /// Whether this replica holds the probe.
     pub(crate) is_mine: bool,
@@ -88,13 +88,13 @@ pub(crate) struct KnownCooling {
 pub(crate) enum ProbeEnd {
     /// Nothing was sent.
     NotSent,
-    /// There was no answer, or one that says nothing about others.
+    /// There was no answer, or one that shows nothing for others.
     Unknown,
     /// The downstream answered, and did not throttle.
     Answered,
 }
 
-/// A change that is to be applied.
+/// A change to apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CoolingChange {
     Begins,
@@ -120,12 +120,12 @@ impl Cooling {
         &self.replica
     }
 
-    /// Whether nothing but a probe is sent.
+    /// Whether nothing except a probe is sent.
     pub(crate) fn is_on(&self) -> bool {
         self.state != State::Off
     }
 
-    /// When the next probe may go, or went.
+    /// When the next probe may be sent, or was sent.
     pub(crate) const fn probe_at(&self) -> Option<Instant> {
         match self.state {
             State::Off => None,
@@ -154,13 +154,13 @@ impl Cooling {
         match self.state {
             State::Off if self.since.is_some_and(|since| sent < since) => None,
             State::Off => {
-                (self.level, self.unconfirmed) = (0, Some(Told::Refused));
+                (self.level, self.unconfirmed) = (0, Some(CoolingReport::Refused));
                 self.state = State::Waiting(now + FIRST);
                 Some(CoolingChange::Begins)
             }
             State::Probing(since, _) if sent >= since => {
                 self.level = self.level.saturating_add(1);
-                self.wait_again(Told::Refused, now);
+                self.wait_again(CoolingReport::Refused, now);
                 None
             }
             // It was sent before.
@@ -168,7 +168,8 @@ impl Cooling {
         }
     }
 
-    /// Records the end of a send that began at `sent`; of one that was throttled, [`Cooling::refused`] comes before.
+    /// Records the end of a send that began at `sent`. If the downstream throttled it, [`Cooling::refused`] is called
+    /// before.
     pub(crate) fn ended(&mut self, sent: Instant, end: ProbeEnd, now: Instant) -> Option<CoolingChange> {
         match self.state {
             State::Probing(since, _) if sent >= since => self.is_sent = false,
@@ -176,9 +177,9 @@ impl Cooling {
         }
         match end {
             ProbeEnd::NotSent => {}
-            ProbeEnd::Unknown => self.wait_again(Told::Again, now),
+            ProbeEnd::Unknown => self.wait_again(CoolingReport::Again, now),
             ProbeEnd::Answered => {
-                (self.state, self.unconfirmed) = (State::Off, Some(Told::Over));
+                (self.state, self.unconfirmed) = (State::Off, Some(CoolingReport::Over));
                 self.since = Some(sent);
                 return Some(CoolingChange::Ends);
             }
@@ -186,21 +187,21 @@ impl Cooling {
         None
     }
 
-    /// Gives the probe back, since nobody can be sent.
+    /// Gives the probe back, since no waiter can be sent.
     pub(crate) fn give_back(&mut self, now: Instant) {
         if self.is_probing() {
-            self.wait_again(Told::Again, now);
+            self.wait_again(CoolingReport::Again, now);
         }
     }
 
-    fn wait_again(&mut self, told: Told, now: Instant) {
+    fn wait_again(&mut self, report: CoolingReport, now: Instant) {
         let wait = FIRST.saturating_mul(2_u32.saturating_pow(self.level)).min(self.longest());
-        (self.state, self.unconfirmed, self.is_sent) = (State::Waiting(now + wait), Some(told), false);
+        (self.state, self.unconfirmed, self.is_sent) = (State::Waiting(now + wait), Some(report), false);
     }
 
-    /// Takes in the cool-down that the store has.
+    /// Follows the cool-down that the store has.
     pub(crate) fn follow(&mut self, known: Option<KnownCooling>, now: Instant) -> Option<CoolingChange> {
-        // What the store has is older than what it was not told yet.
+        // The store's cool-down is older than the report that it has not confirmed yet.
         if self.unconfirmed.is_some() || self.longest.is_none() {
             return None;
         }
@@ -229,15 +230,15 @@ impl Cooling {
         }
     }
 
-    /// What the store is to be told now. A probe could go at `probe_from`.
-    pub(crate) fn to_tell(&self, now: Instant, probe_from: Option<Instant>) -> Option<Told> {
+    /// The report for the store that is due now. A probe could be sent at `probe_from`.
+    pub(crate) fn to_report(&self, now: Instant, probe_from: Option<Instant>) -> Option<CoolingReport> {
         self.unconfirmed.or_else(|| {
             let at = self.wake_at(probe_from)?;
-            (at <= now).then_some(Told::Wanted)
+            (at <= now).then_some(CoolingReport::Wanted)
         })
     }
 
-    /// When there is something to tell the store.
+    /// When the next report for the store is due.
     pub(crate) fn wake_at(&self, probe_from: Option<Instant>) -> Option<Instant> {
         match self.state {
             State::Off => None,
@@ -246,14 +247,14 @@ impl Cooling {
         }
     }
 
-    /// Whether there is something to tell the store that cannot wait.
+    /// Whether there is a report for the store that cannot wait.
     pub(crate) const fn is_unconfirmed(&self) -> bool {
         self.unconfirmed.is_some()
     }
 
-    /// Records that the store has confirmed what it was told.
-    pub(crate) fn confirmed(&mut self, told: Told) {
-        self.unconfirmed = self.unconfirmed.filter(|other| *other != told);
+    /// Records that the store has confirmed this report.
+    pub(crate) fn confirmed(&mut self, report: CoolingReport) {
+        self.unconfirmed = self.unconfirmed.filter(|other| *other != report);
     }
 
     /// The longest wait.
@@ -261,14 +262,14 @@ impl Cooling {
         self.longest.unwrap_or(FIRST)
     }
 
-    /// What the store is to be told at the end of this replica, if anything.
-    pub(crate) fn last_words(&self) -> Option<Told> {
-        self.unconfirmed.or_else(|| self.is_probing().then_some(Told::Again))
+    /// The report for the store at the end of this replica, if there is one.
+    pub(crate) fn final_report(&self) -> Option<CoolingReport> {
+        self.unconfirmed.or_else(|| self.is_probing().then_some(CoolingReport::Again))
     }
 }
 
-impl Told {
-    /// The call that says so.
+impl CoolingReport {
+    /// The call that makes this report.
     pub(crate) const fn call(self, replica: &str, longest: Duration) -> CoolDownCall<'_> {
         match self {
             Self::Refused => CoolDownCall::Refused { replica, first: FIRST, most: longest },
@@ -304,13 +305,13 @@ mod tests {
         let mut now = start;
         for (level, wait) in [1, 2, 4, 8, 8].into_iter().enumerate() {
             let level = u32::try_from(level).unwrap();
-            assert_eq!(cooling.to_tell(now, Some(now)), Some(Told::Refused));
-            cooling.confirmed(Told::Refused);
+            assert_eq!(cooling.to_report(now, Some(now)), Some(CoolingReport::Refused));
+            cooling.confirmed(CoolingReport::Refused);
             assert_eq!(cooling.follow(known(level, now + wait * S, false), now), None);
-            assert_eq!(cooling.to_tell(now + wait * S - MS, Some(now)), None);
+            assert_eq!(cooling.to_report(now + wait * S - MS, Some(now)), None);
             now += wait * S;
-            assert_eq!(cooling.to_tell(now, None), None, "nothing could go");
-            assert_eq!(cooling.to_tell(now, Some(now)), Some(Told::Wanted));
+            assert_eq!(cooling.to_report(now, None), None, "nothing could go");
+            assert_eq!(cooling.to_report(now, Some(now)), Some(CoolingReport::Wanted));
             assert_eq!(cooling.follow(known(level, now, true), now), None);
             assert!(cooling.is_probing());
             if level < 4 {
@@ -319,9 +320,9 @@ mod tests {
         }
         assert_eq!(cooling.ended(now - MS, ProbeEnd::Answered, now), None, "it was sent before");
         assert_eq!(cooling.ended(now, ProbeEnd::Answered, now), Some(CoolingChange::Ends));
-        assert_eq!((cooling.is_on(), cooling.to_tell(now, Some(now))), (false, Some(Told::Over)));
+        assert_eq!((cooling.is_on(), cooling.to_report(now, Some(now))), (false, Some(CoolingReport::Over)));
         assert_eq!(cooling.follow(known(4, now, true), now), None, "the store does not know it yet");
-        cooling.confirmed(Told::Over);
+        cooling.confirmed(CoolingReport::Over);
         assert_eq!(cooling.follow(None, now), None);
     }
 
@@ -342,12 +343,12 @@ mod tests {
         cooling.follow(known(2, now, true), now);
         assert_eq!(cooling.wake_at(Some(now)), Some(now + RENEWED), "its lease is renewed");
         assert_eq!(cooling.ended(now, ProbeEnd::Unknown, now + S), None);
-        assert_eq!(cooling.to_tell(now + S, Some(now)), Some(Told::Again));
+        assert_eq!(cooling.to_report(now + S, Some(now)), Some(CoolingReport::Again));
         assert_eq!(cooling.probe_at(), Some(now + 5 * S));
-        cooling.confirmed(Told::Again);
+        cooling.confirmed(CoolingReport::Again);
         cooling.follow(known(2, now, true), now);
         cooling.give_back(now);
-        assert_eq!(cooling.to_tell(now, Some(now)), Some(Told::Again));
+        assert_eq!(cooling.to_report(now, Some(now)), Some(CoolingReport::Again));
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,8 +11,8 @@ use crate::time::Micros;
 /// first ones to end are forgotten.
 const MOST: usize = 2 * MAX_TOMBSTONES;
 
-/// The ids of the waiters that are cancelled at present, for those who release waiters. A lookup costs next to nothing
-/// while there are none.
+/// The ids of the waiters that are cancelled at present, for the callers that release waiters. A lookup costs next to
+/// nothing while there are none.
 #[derive(Debug, Default)]
 pub(crate) struct CancelledIds {
     is_any: AtomicBool,
@@ -37,7 +37,7 @@ impl CancelledIds {
 /// The tombstones that this replica knows, including those that were undone.
 #[derive(Debug, Default)]
 pub(super) struct KnownTombstones {
-    by_id: HashMap<Arc<str>, Known>,
+    by_id: HashMap<Arc<str>, KnownTombstone>,
     by_end: BTreeSet<(Micros, Arc<str>)>,
     cancelled: Arc<CancelledIds>,
     /// The number of records of the store that this replica has seen: each loss of its state begins another one.
@@ -45,10 +45,10 @@ pub(super) struct KnownTombstones {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct KnownTombstone {
     until: Micros,
     is_undone: bool,
-    /// The record that the store has it in, as far as this replica has seen.
+    /// The store's record that contains it, as far as this replica has seen.
     record: u64,
 }
 
@@ -63,12 +63,12 @@ impl KnownTombstones {
         self.by_end.first().map(|(until, _)| *until)
     }
 
-    /// Records that the store has begun another record: which tombstones are in it is not known.
+    /// Records that the store has begun another record, whose tombstones are not known.
     pub(super) const fn begin_record(&mut self) {
         self.record += 1;
     }
 
-    /// Takes in tombstones that the store returned at `now`. Returns how many waiters are newly cancelled.
+    /// Accepts tombstones that the store returned at `now`. Returns how many waiters are newly cancelled.
     pub(super) fn learn(&mut self, page: Vec<Tombstone>, now: Micros) -> usize {
         let record = self.record;
         let (mut cancelled, mut revived) = (Vec::new(), Vec::new());
@@ -76,7 +76,7 @@ impl KnownTombstones {
             let known = self.by_id.get_mut(&id);
             let was_cancelled = known.as_ref().is_some_and(|known| !known.is_undone);
             match known {
-                // The store has lost the latest change of it.
+                // The store has lost the latest change of this tombstone.
                 Some(known) if known.until > until => continue,
                 Some(known) if known.until == until => {
                     known.record = record;
@@ -90,7 +90,7 @@ impl KnownTombstones {
                 (true, true) => revived.push(Arc::clone(&id)),
                 _ => {}
             }
-            self.insert(id, Known { until, is_undone, record });
+            self.insert(id, KnownTombstone { until, is_undone, record });
         }
         let count = cancelled.len();
         if count + revived.len() > 0 {
@@ -104,7 +104,7 @@ impl KnownTombstones {
         count
     }
 
-    fn insert(&mut self, id: Arc<str>, known: Known) {
+    fn insert(&mut self, id: Arc<str>, known: KnownTombstone) {
         if let Some(before) = self.by_id.insert(Arc::clone(&id), known) {
             self.by_end.remove(&(before.until, Arc::clone(&id)));
         } else if self.by_id.len() > MOST {
@@ -143,7 +143,7 @@ impl KnownTombstones {
     pub(super) fn last_missing(&self, ids: &[Arc<str>]) -> Vec<Tombstone> {
         let last = ids.iter().rev().take(MAX_TOMBSTONE_BATCH).filter(|id| self.is_missing(id));
         let tombstone = |id: &Arc<str>| {
-            let Known { until, is_undone, .. } = *self.by_id.get(id)?;
+            let KnownTombstone { until, is_undone, .. } = *self.by_id.get(id)?;
             Some(Tombstone { id: Arc::clone(id), until, is_undone })
         };
         last.filter_map(tombstone).collect()

@@ -105,7 +105,8 @@ impl SharedTerms {
         self.agreement.do_not_propose();
     }
 
-    /// Takes in other settings of this replica. Returns the settings to apply until all replicas agree on their limits.
+    /// Applies other settings of this replica. Returns the settings to apply until all replicas agree on their
+    /// limits.
     pub(crate) fn give(&mut self, given: Settings, slots: &SlotClock) -> Settings {
         self.calls.postpone(Instant::now());
         self.agreement.give(given, slots.store_now().unwrap_or_default())
@@ -116,7 +117,7 @@ impl SharedTerms {
         self.pauses.penalize(end)
     }
 
-    /// Returns the change of pauses that is to be applied now, if there is one.
+    /// Returns the change of pauses to apply now, if there is one.
     pub(crate) fn take_pause_change(&mut self) -> Option<PauseChange> {
         self.pauses.take_change()
     }
@@ -126,14 +127,14 @@ impl SharedTerms {
         self.pauses.set_ask_from(at);
     }
 
-    /// Ends the rates of operators that have expired; the replica that notices first tells the store. Returns the
-    /// settings to apply if the store is unavailable.
+    /// Ends the rates of operators that have expired. The replica that notices first reports that to the store.
+    /// Returns the settings to apply if the store is unavailable.
     pub(crate) fn expire(&mut self, slots: &SlotClock, is_away: bool) -> Option<Settings> {
         self.agreement.next_end()?;
         self.agreement.expire(slots.store_now()?, is_away)
     }
 
-    /// Returns the settings without expired rates, if there are any, since the store cannot be told while it is
+    /// Returns the settings without expired rates, if there are any, since no report reaches the store while it is
     /// unavailable.
     pub(crate) fn without_expired(&self, slots: &SlotClock) -> Option<Settings> {
         self.agreement.without_expired(slots.store_now()?)
@@ -158,7 +159,7 @@ impl SharedTerms {
         }
     }
 
-    /// Handles that the store's clock stepped, or its record began anew.
+    /// Handles that the store's clock stepped, or its record started again.
     pub(crate) fn on_step(&mut self) {
         self.agreement.on_step();
     }
@@ -173,7 +174,7 @@ impl SharedTerms {
         match purpose {
             Purpose::Penalize(end) => self.pauses.on_confirmed(*end),
             Purpose::Recall(_) => self.agreement.on_recalled(),
-            Purpose::CoolDown { told, .. } => self.cooling.confirmed(*told),
+            Purpose::CoolDown { report, .. } => self.cooling.confirmed(*report),
             Purpose::Read | Purpose::Write { .. } => {}
         }
     }
@@ -187,8 +188,8 @@ impl SharedTerms {
         self.pauses.on_report_failed(again);
     }
 
-    /// Takes in the status of an answer that the store gave at `now` in this epoch. Returns `None` if a newer answer
-    /// was taken in already.
+    /// Accepts the status of an answer that the store gave at `now` in this epoch. Returns `None` if a newer answer
+    /// was accepted already.
     pub(crate) fn on_status(
         &mut self,
         (status, now, epoch): (Status, Micros, Micros),
@@ -214,7 +215,7 @@ impl SharedTerms {
         Some(StatusNews { is_reset: news.is_reset, counts })
     }
 
-    /// Takes in the record that the store returned at `now`. Returns the limits to apply, if they change.
+    /// Accepts the record that the store returned at `now`. Returns the limits to apply, if they change.
     pub(crate) fn on_record(
         &mut self,
         status: Status,
@@ -235,7 +236,7 @@ impl SharedTerms {
         self.tombstones.as_ref().is_some_and(Tombstones::is_behind)
     }
 
-    /// Takes in an answer about tombstones, whose status is taken in already. Returns how many waiters are newly
+    /// Accepts an answer about tombstones, whose status was accepted already. Returns how many waiters are newly
     /// cancelled.
     pub(crate) fn on_tombstones(&mut self, purpose: TombstonePurpose, answer: TombstoneReply) -> usize {
         self.tombstones.as_mut().map_or(0, |tombstones| tombstones.on_answer(purpose, answer))
@@ -279,8 +280,8 @@ impl SharedTerms {
         }
     }
 
-    /// Starts the next calls, if there is reason for them. About the record, restoring a lost one comes first, then a
-    /// pause, then terms, then reading.
+    /// Starts the next calls, if any are needed. Among calls about the record, restoring a lost one comes first, then
+    /// a pause, then terms, then reading.
     pub(crate) fn tick(
         &mut self,
         now: Instant,
@@ -306,9 +307,9 @@ impl SharedTerms {
         if let Some(end) = self.pauses.to_report(now) {
             return Some(Purpose::Penalize(end));
         }
-        if let Some(told) = self.cooling.to_tell(now, circumstances.probe_from).filter(|_| may_call) {
+        if let Some(report) = self.cooling.to_report(now, circumstances.probe_from).filter(|_| may_call) {
             let (replica, longest) = (Arc::clone(self.cooling.replica()), self.cooling.longest());
-            return Some(Purpose::CoolDown { told, replica, longest });
+            return Some(Purpose::CoolDown { report, replica, longest });
         }
         match self.agreement.wanted().filter(|_| may_call) {
             Some(Wanted::Write { of, text }) => return Some(Purpose::Write { of, text }),

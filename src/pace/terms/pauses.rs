@@ -20,7 +20,7 @@ use crate::time::{Deadline, Micros, wall_now};
 /// The minimum interval of reports to the store of a pause that grows with each answer of a storm.
 const APART: Duration = Duration::from_millis(20);
 
-/// A shorter pause is not worth a warning, since a shared pace begins anew with one.
+/// A shorter pause is not worth a warning, since a shared pace starts again with one.
 const BRIEF: Duration = Duration::from_millis(200);
 
 /// Ends that lie closer together count as the same, since the mapping between two clocks moves by as much.
@@ -45,7 +45,7 @@ pub(crate) struct Pauses {
     /// The end of the pause that the downstream asked for, on this process's clock. It is kept in case the store loses
     /// it, perhaps together with its clock.
     penalty: Option<Deadline>,
-    /// The end of an operator's pause, kept likewise.
+    /// The end of an operator's pause, kept for the same reason.
     pause: Option<Deadline>,
     /// The end of an operator's pause from before a step of the store's clock, which does not shorten it.
     stepped_over: Option<Deadline>,
@@ -221,7 +221,7 @@ impl Pauses {
         self.status_at.is_some_and(|(said, of)| epoch == of && now < said)
     }
 
-    /// Takes in the resets, resumes and losses of an answer, before its pauses are applied.
+    /// Accepts the resets, resumes and losses of an answer, before its pauses are applied.
     pub(crate) fn on_answer(&mut self, status: &Status) -> News {
         let before = self.last_reset.replace(status.reset);
         let (version, known) = (status.pause.version, self.status.pause.version);
@@ -232,7 +232,7 @@ impl Pauses {
         News { is_reset: before.is_some_and(|before| before < status.reset), is_forgotten: version < known }
     }
 
-    /// Takes in the pauses that the store returned at its instant `now` in this epoch.
+    /// Accepts the pauses that the store returned at its instant `now` in this epoch.
     pub(crate) fn follow(&mut self, status: Status, now: Micros, epoch: Micros, slots: &SlotClock) {
         let is_resumed = status.pause.version != self.status.pause.version;
         let in_force = |end: &Deadline| !is_resumed && !end.left().is_zero();

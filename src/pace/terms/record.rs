@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::cooling::Told;
+use super::cooling::CoolingReport;
 use crate::store::{BoxFuture, Change, LONGEST_PAUSE, Recall, RecordState, Store, StoreError};
 use crate::time::Deadline;
 
@@ -56,8 +56,8 @@ pub(crate) enum Purpose {
     Write { of: u64, text: String },
     /// Restores the record, which the store has lost, from this memory.
     Recall(Memory),
-    /// Tells of a cool-down, whose waits grow up to the longest, or asks for its probe.
-    CoolDown { told: Told, replica: Arc<str>, longest: Duration },
+    /// Reports a cool-down, whose waits grow up to the longest, or requests its probe.
+    CoolDown { report: CoolingReport, replica: Arc<str>, longest: Duration },
 }
 
 /// A worker's memory of a record, with the remaining spans.
@@ -149,7 +149,7 @@ impl RecordCalls {
         self.next_at = self.read_at.map_or(soon, |at| soon.max(at + APART));
     }
 
-    /// Has a failed read repeated.
+    /// Makes a failed read repeat.
     pub(crate) const fn on_read_failed(&mut self) {
         self.is_changed = true;
     }
@@ -177,7 +177,7 @@ impl Purpose {
             Self::Penalize(end) => {
                 Change::Penalize(end.left().clamp(Duration::from_micros(1), LONGEST_PAUSE))
             }
-            Self::CoolDown { told, replica, longest } => Change::CoolDown(told.call(replica, *longest)),
+            Self::CoolDown { report, replica, longest } => Change::CoolDown(report.call(replica, *longest)),
             Self::Write { of, text } => Change::Terms { of: *of, text },
             Self::Recall(Memory { penalty, pause, version, terms }) => Change::Recall(Recall {
                 penalty: (*penalty).min(LONGEST_PAUSE),

@@ -1,8 +1,7 @@
 //! One replica's knowledge of cancelled waiters, which follows the tombstones in the store.
 //!
-//! Every answer of the store carries the version of its tombstones. If that is not the one up to which this replica has
-//! read them, it reads the changes, page by page, and releases nothing before it has. So no waiter costs a call.
-//!
+//! Every answer of the store carries the version of its tombstones. If this replica has not read the changes up to
+//! that version, it reads them, page by page, and releases nothing before it has. So no waiter costs a call.
 //! | state | event | next state |
 //! |---|---|---|
 //! | `Unknown` | the first answer of the store | `Comparing` |
@@ -11,7 +10,7 @@
 //! | `Missing` | the store has the last of these again | `Settled` |
 //! | `Comparing`, `Missing`, `Settled` | an answer is of another record, or of a lower version than was read | `Comparing` |
 //!
-//! A record that began anew is read from its beginning, since it may have lost any change.
+//! A record that started again is read from its beginning, since it may have lost any change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,7 +101,7 @@ impl Tombstones {
         !matches!(self.state, State::Unknown) && self.read != self.stored.1
     }
 
-    /// Takes in the version of an answer, with the epoch of the store's record.
+    /// Accepts the version of an answer, with the epoch of the store's record.
     pub(crate) fn on_version(&mut self, epoch: Micros, version: u64) {
         let before = std::mem::replace(&mut self.stored, (epoch, version));
         if matches!(self.state, State::Unknown) || epoch != before.0 || version < self.read {
@@ -112,7 +111,7 @@ impl Tombstones {
         self.advance();
     }
 
-    /// Moves on where all is read, or restored.
+    /// Changes the state once all is read, or restored.
     fn advance(&mut self) {
         if self.is_behind() {
             return;
@@ -128,7 +127,7 @@ impl Tombstones {
         }
     }
 
-    /// Starts the next call, if there is reason for one.
+    /// Starts the next call, if one is needed.
     pub(crate) fn tick(&mut self, now: Instant, (store, downstream): (&Arc<dyn Store>, &str)) {
         if self.call.is_some() || now < self.next_at {
             return;
@@ -149,7 +148,7 @@ impl Tombstones {
         reply
     }
 
-    /// Takes in an answer, whose version is taken in already. Returns how many waiters are newly cancelled.
+    /// Accepts an answer, whose version was accepted already. Returns how many waiters are newly cancelled.
     pub(crate) fn on_answer(&mut self, purpose: TombstonePurpose, answer: TombstoneReply) -> usize {
         self.is_refused = false;
         let TombstoneReply { now, epoch, before, page, up_to, .. } = answer;
@@ -165,7 +164,7 @@ impl Tombstones {
                 if is_current {
                     self.known.confirm(&recalled);
                     if before == self.read {
-                        // Nobody else has changed anything.
+                        // No other replica has changed anything.
                         self.read = up_to;
                     }
                 }

@@ -21,9 +21,8 @@ pub trait Alarm: Send + fmt::Debug {
     /// Poll it again afterwards: a task to which it was pending may not be woken for the new instant.
     fn set(&mut self, at: Option<Instant>);
 
-    /// Returns ready once the instant has come, however far it was, and pending while none is set. After it has rung it
-    /// is unset. It may spin for the last 80 µs, which blocks
-    /// the thread of the runtime.
+    /// Returns ready once the instant has come, however far it was, and pending while none is set. After it has rung
+    /// it is unset. It may spin for the last 80 µs, which blocks the thread of the runtime.
     ///
     /// Cancel safe: the alarm stays set while nobody polls it.
     fn poll_ring(&mut self, context: &mut Context<'_>) -> Poll<()>;

@@ -19,7 +19,7 @@ pub(super) const MAX_LEAD: Duration = Duration::from_micros(80);
 const STEP: u64 = 500;
 /// The first lead in ns, which is less than most handovers.
 const FIRST_LEAD: u64 = 15_000;
-/// A handover that took longer tells of a busy runtime: no lead makes up for it.
+/// A longer handover shows a busy runtime: no lead compensates for that.
 const BUSY: Duration = Duration::from_micros(400);
 
 /// The lead of one clock, and the time that polls have spun.
@@ -42,7 +42,7 @@ impl Handover {
         Self { start, lead: AtomicU64::new(FIRST_LEAD), spun: AtomicU64::new(0) }
     }
 
-    /// Returns by how much earlier than its alarm a bell is to ring.
+    /// Returns how much earlier than its alarm a bell should ring.
     pub(super) fn lead(&self) -> Duration {
         Duration::from_nanos(self.lead.load(Ordering::Relaxed))
     }
@@ -94,7 +94,7 @@ impl Rung {
     }
 }
 
-/// Returns the instant at which the thread of the clock is, also where the runtime's clock is paused.
+/// Returns the instant on the clock's thread, also where the runtime's clock is paused.
 #[expect(clippy::disallowed_methods, reason = "the thread sleeps in real time")]
 pub(super) fn real_now() -> Instant {
     Instant::from_std(std::time::Instant::now())
@@ -131,7 +131,7 @@ mod tests {
         handover.answer(&rung, start + us(9000));
         assert_eq!(handover.lead(), lead, "a bell is answered once");
         (0..1000).for_each(|_| took(us(1000)));
-        assert_eq!(handover.lead(), lead, "a busy runtime tells nothing");
+        assert_eq!(handover.lead(), lead, "a busy runtime shows nothing");
         (0..1000).for_each(|_| took(us(300)));
         assert_eq!(handover.lead(), MAX_LEAD, "no poll spins for longer");
         (0..1000).for_each(|_| took(Duration::ZERO));

@@ -1,4 +1,4 @@
-//! A queue of alarms: a heap that knows the place of each alarm, so that one can be set to another instant without a
+//! A queue of alarms: a heap that knows the index of each alarm, so that one can be set to another instant without a
 //! search and without allocation.
 
 use crate::time::Deadline;
@@ -16,8 +16,8 @@ pub(super) struct Queue<T> {
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// The place in the heap, if the alarm is set.
-    place: Option<usize>,
+    /// The index in the heap, if the alarm is set.
+    index: Option<usize>,
     owner: T,
 }
 
@@ -28,7 +28,7 @@ impl<T> Queue<T> {
 
     /// Adds an alarm that is not set, and returns its number.
     pub(super) fn add(&mut self, owner: T) -> usize {
-        let entry = Some(Entry { place: None, owner });
+        let entry = Some(Entry { index: None, owner });
         if let Some(number) = self.free.pop() {
             self.entries[number] = entry;
             return number;
@@ -47,18 +47,18 @@ impl<T> Queue<T> {
 
     /// Sets an alarm to another instant, or to none.
     pub(super) fn set(&mut self, number: usize, at: Option<Deadline>) {
-        let place = self.entries[number].as_ref().and_then(|entry| entry.place);
-        match (place, at) {
+        let index = self.entries[number].as_ref().and_then(|entry| entry.index);
+        match (index, at) {
             (None, None) => {}
             (None, Some(at)) => {
                 self.heap.push((at, number));
                 self.sift(self.heap.len() - 1);
             }
-            (Some(place), Some(at)) => {
-                self.heap[place].0 = at;
-                self.sift(place);
+            (Some(index), Some(at)) => {
+                self.heap[index].0 = at;
+                self.sift(index);
             }
-            (Some(place), None) => self.take(place),
+            (Some(index), None) => self.take(index),
         }
     }
 
@@ -79,41 +79,41 @@ impl<T> Queue<T> {
         self.entries.len() - self.free.len()
     }
 
-    fn take(&mut self, place: usize) {
-        let (_, number) = self.heap.swap_remove(place);
-        self.set_place(number, None);
-        if place < self.heap.len() {
-            self.sift(place);
+    fn take(&mut self, index: usize) {
+        let (_, number) = self.heap.swap_remove(index);
+        self.set_index(number, None);
+        if index < self.heap.len() {
+            self.sift(index);
         }
     }
 
-    /// Moves the alarm at `place` up or down to its place in the heap.
-    fn sift(&mut self, mut place: usize) {
-        while place > 0 && self.heap[place] < self.heap[(place - 1) / 2] {
-            self.swap(place, (place - 1) / 2);
-            place = (place - 1) / 2;
+    /// Moves the alarm at `index` up or down to where it belongs in the heap.
+    fn sift(&mut self, mut index: usize) {
+        while index > 0 && self.heap[index] < self.heap[(index - 1) / 2] {
+            self.swap(index, (index - 1) / 2);
+            index = (index - 1) / 2;
         }
         loop {
-            let children = 2 * place + 1..(2 * place + 3).min(self.heap.len());
+            let children = 2 * index + 1..(2 * index + 3).min(self.heap.len());
             let Some(least) = children.min_by_key(|child| self.heap[*child]) else { break };
-            if self.heap[place] <= self.heap[least] {
+            if self.heap[index] <= self.heap[least] {
                 break;
             }
-            self.swap(place, least);
-            place = least;
+            self.swap(index, least);
+            index = least;
         }
-        self.set_place(self.heap[place].1, Some(place));
+        self.set_index(self.heap[index].1, Some(index));
     }
 
     fn swap(&mut self, one: usize, other: usize) {
         self.heap.swap(one, other);
-        self.set_place(self.heap[one].1, Some(one));
-        self.set_place(self.heap[other].1, Some(other));
+        self.set_index(self.heap[one].1, Some(one));
+        self.set_index(self.heap[other].1, Some(other));
     }
 
-    fn set_place(&mut self, number: usize, place: Option<usize>) {
+    fn set_index(&mut self, number: usize, index: Option<usize>) {
         if let Some(entry) = &mut self.entries[number] {
-            entry.place = place;
+            entry.index = index;
         }
     }
 }

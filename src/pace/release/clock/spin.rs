@@ -170,7 +170,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any case at most the share of a core is spun, also where several tasks spin on one look at the budget.
+        /// In any case at most the share of a core is spun, also where several tasks spin after one check of the
+        /// budget.
         #[test]
         fn the_share_is_kept(slots in prop::collection::vec((0_u64..2000, 0_u64..300, 0_u32..5), 1..500)) {
             let start = Instant::now();

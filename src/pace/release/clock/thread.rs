@@ -17,7 +17,7 @@ use super::queue::Queue;
 use super::spin::Spin;
 use crate::time::{Deadline, nap};
 
-/// How soon an alarm is tried again whose bell rang, on the thread's clock, before its instant on the runtime's.
+/// How soon an alarm is tried again that rang, on the thread's clock, before its instant on the runtime's clock.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// A clock with one thread for all alarms of a process. The thread ends with the clock and its last alarm.
@@ -200,7 +200,7 @@ impl ThreadAlarm {
             let sleeps = alarms.sleeps_until;
             let earlier = at.filter(|at| sleeps.is_none_or(|sleeps| *at < sleeps));
             if earlier.is_some() {
-                // No other alarm has to wake the thread for an instant that is no earlier.
+                // No other alarm has to wake the thread for a later instant.
                 alarms.sleeps_until = earlier;
                 self.handle.shared.rearmed.store(true, Ordering::Relaxed);
             }
@@ -232,7 +232,7 @@ impl Alarm for ThreadAlarm {
             // The bell rang ahead of the instant.
             handover.answer(&self.bell.rung, real_now());
             if !handover.spin(deadline) {
-                // The runtime's clock is behind that of the thread, as a paused one may be: look again later.
+                // The runtime's clock is behind that of the thread, as a paused one may be: check again later.
                 self.queue(Some(deadline.max(Deadline::at(real_now() + RETRY))));
                 return Poll::Pending;
             }

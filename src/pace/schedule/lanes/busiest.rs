@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use tokio::time::Instant;
 
-use super::{Lanes, Place};
+use super::{Lanes, Phase};
 use crate::pace::Waiter;
 use crate::pace::backlog::Backlog;
 
@@ -78,12 +78,12 @@ impl Lanes {
         let limit = |state: usize, until| LaneWait::Limit(self.states.name(state).0.to_string(), until);
         let asleep = |state: &usize| Some((self.states.sleeps_until(*state)?, *state));
         let last = self.all[lane].states.iter().filter_map(asleep).max();
-        match (last.filter(|(until, _)| *until > now), self.all[lane].place) {
+        match (last.filter(|(until, _)| *until > now), self.all[lane].phase) {
             (Some((_, state)), _) if self.states.is_stop(state) => LaneWait::Stop,
             (Some((until, state)), _) if self.states.is_pause(state) => LaneWait::Pause(until),
             (Some((until, state)), _) => limit(state, Some(until)),
             // Others of its state go before it.
-            (None, Place::Waiting { state, .. }) if !self.states.is_pause(state) => limit(state, None),
+            (None, Phase::Waiting { state, .. }) if !self.states.is_pause(state) => limit(state, None),
             (None, _) => LaneWait::Turn,
         }
     }

@@ -1,11 +1,11 @@
-//! One call for slots: the jobs that it offers, and what becomes of them.
+//! One call for slots: the jobs that it offers, and their results.
 
 use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
 use super::fair::{Charge, Turn};
-use super::{Lanes, Place};
+use super::{Lanes, Phase};
 use crate::limit::MAX_BATCH;
 use crate::pace::backlog::Backlog;
 use crate::pace::{LaneId, Settings, Waiter};
@@ -16,7 +16,7 @@ use crate::store::MAX_STATES;
 pub(crate) enum Answer {
     /// It was granted this slot.
     Granted(Instant),
-    /// A limit of its lane, by its place in the set of the lane, allows none before this instant.
+    /// A limit of its lane, by its index in the set of the lane, allows none before this instant.
     Limited(usize, Instant),
     /// Something else refused it.
     Refused,
@@ -27,7 +27,7 @@ pub(crate) enum Answer {
 pub(super) struct Offered {
     lane: usize,
     charge: Charge,
-    /// The turn that its lane had before, which it has again if the job is not granted.
+    /// The turn that its lane had before. The lane has it again if the job is not granted.
     turn: u64,
 }
 
@@ -44,7 +44,7 @@ impl Lanes {
         waiting.min(most)
     }
 
-    /// Returns how many jobs to offer for this number of slots: some more, since limits of lanes may refuse some.
+    /// Returns how many jobs to offer for this number of slots: a few more, since limits of lanes may refuse some.
     pub(crate) fn offers(&self, slots: usize) -> usize {
         if self.sets.iter().all(Vec::is_empty) {
             return slots;
@@ -63,13 +63,13 @@ impl Lanes {
         (self.asking.spare, self.asking.weight, self.asking.asked) = (None, 0, Some(now));
     }
 
-    /// Takes the lane whose turn it is. [`Lanes::offer`] or [`Lanes::skip`] says what became of it.
+    /// Takes the lane whose turn it is. [`Lanes::offer`] or [`Lanes::skip`] must report the result.
     pub(crate) fn next<W: Waiter>(&mut self, backlog: &Backlog<W>) -> Option<(LaneId, Turn)> {
         while let Some(turn) = self.classes.pop(&mut self.asking.spare) {
             let lane = turn.lane;
-            self.all[lane].place = Place::Idle;
+            self.all[lane].phase = Phase::Idle;
             self.all[lane].states.iter().for_each(|state| self.states.remove_ready(*state));
-            // Others that came to wait since it got ready may go before it.
+            // Other lanes that came to wait since it became ready may precede it.
             let is_held_up = |rank| self.held_up_by(lane, rank).is_some();
             match self.rank(lane, backlog) {
                 None => {
@@ -107,7 +107,7 @@ impl Lanes {
         self.skip(turn, backlog);
     }
 
-    /// Records that the first job of this lane is not part of the call. Others of its states go on.
+    /// Records that the first job of this lane is not part of the call. Other lanes of its states may continue.
     pub(crate) fn skip<W: Waiter>(&mut self, turn: &Turn, backlog: &Backlog<W>) {
         match self.rank(turn.lane, backlog) {
             Some(rank) => self.wait(turn.lane, rank),
@@ -115,8 +115,9 @@ impl Lanes {
         }
     }
 
-    /// Takes in the answers to the jobs of a call under these settings, with their lanes and costs. `has_room` tells that the
-    /// downstream had more slots. What the answers say of limits counts unless the lanes have other limits by now.
+    /// Accepts the answers to the jobs of a call under these settings, with their lanes and costs. `has_room` says
+    /// that the downstream had more slots. What the answers report about limits counts unless the lanes have other
+    /// limits by now.
     pub(crate) fn settle(&mut self, settings: &Settings, answers: &[(LaneId, u32, Answer)], has_room: bool) {
         let limited = if self.has_limits_of(settings) { self.learn(answers) } else { 0 };
         if self.asking.offered.len() != answers.len() {
@@ -125,7 +126,7 @@ impl Lanes {
         }
         let grows = has_room && limited > answers.len() / 4;
         self.asking.growth = if grows { (self.asking.growth * 4).min(MAX_BATCH) } else { 1 };
-        self.end_with(|place| matches!(answers.get(place), Some((.., Answer::Granted(_)))));
+        self.end_with(|index| matches!(answers.get(index), Some((.., Answer::Granted(_)))));
     }
 
     /// Whether the lanes have the limits of these settings.
@@ -135,7 +136,7 @@ impl Lanes {
             && self.sets.iter().enumerate().all(|(set, limits)| own(set).eq(limits))
     }
 
-    /// Takes in what the answers to a call say of the limits of lanes. Returns how many jobs these limits refused.
+    /// Learns from the answers to a call about the limits of lanes. Returns how many jobs these limits refused.
     fn learn(&mut self, answers: &[(LaneId, u32, Answer)]) -> usize {
         self.keep_order(answers);
         let mut limited = 0;
@@ -143,15 +144,15 @@ impl Lanes {
             let Some(lane) = self.index(id.row()) else { continue };
             match *answer {
                 Answer::Granted(slot) => {
-                    for place in 0..self.all[lane].states.len() {
-                        let state = self.all[lane].states[place];
+                    for index in 0..self.all[lane].states.len() {
+                        let state = self.all[lane].states[index];
                         let next = self.states.next_after(state, slot, *cost);
                         next.into_iter().for_each(|next| self.sleep(state, next));
                     }
                 }
-                Answer::Limited(place, until) => {
+                Answer::Limited(index, until) => {
                     limited += 1;
-                    let state = self.all[lane].states.get(place).copied();
+                    let state = self.all[lane].states.get(index).copied();
                     state.into_iter().for_each(|state| self.sleep(state, until));
                 }
                 Answer::Refused => {}
@@ -160,16 +161,16 @@ impl Lanes {
         limited
     }
 
-    /// Finds the limits that refused a job which costs more than 1 and allowed one behind it: each that costs less uses up
-    /// what the first one waits for, so that it would never go.
+    /// Finds the limits that refused a job of a cost above 1 and allowed one behind it. Each job that costs less
+    /// would use up what the first one waits for, so the first one would never be released.
     fn keep_order(&mut self, answers: &[(LaneId, u32, Answer)]) {
         let mut short = BTreeMap::new();
         for (id, cost, answer) in answers {
             let Some(lane) = self.index(id.row()) else { continue };
             let states = &self.all[lane].states;
             match *answer {
-                Answer::Limited(place, _) if *cost > 1 => {
-                    if let Some(state) = states.get(place) {
+                Answer::Limited(index, _) if *cost > 1 => {
+                    if let Some(state) = states.get(index) {
                         short.entry(*state).or_insert(lane);
                     }
                 }
@@ -185,26 +186,26 @@ impl Lanes {
         }
     }
 
-    /// Records that all jobs of the call in hand go, since nothing limits them.
+    /// Records that all jobs of the call in hand are granted, since nothing limits them.
     pub(crate) fn grant_all(&mut self) {
         self.end_with(|_| true);
     }
 
-    /// Ends the call in hand, of which nothing is granted any more.
+    /// Ends the call in hand, of which nothing more is granted.
     pub(crate) fn end(&mut self) {
         self.end_with(|_| false);
     }
 
-    /// Ends the call in hand. Of its jobs those are granted whose places `is_granted` selects; lanes that wait for its
-    /// states take turns.
+    /// Ends the call in hand. It grants the jobs whose indices `is_granted` selects; lanes that wait for its states
+    /// take turns.
     fn end_with(&mut self, is_granted: impl Fn(usize) -> bool) {
         let offered = std::mem::take(&mut self.asking.offered);
-        let charges = offered.iter().enumerate().map(|(place, job)| (&job.charge, is_granted(place)));
+        let charges = offered.iter().enumerate().map(|(index, job)| (&job.charge, is_granted(index)));
         self.classes.settle(charges);
-        // Of one lane the first jobs are granted. The others give its turns back, the last one first.
-        for (place, Offered { lane, turn, .. }) in offered.iter().enumerate().rev() {
+        // Of one lane the first jobs are granted. The others give their turns back, the last one first.
+        for (index, Offered { lane, turn, .. }) in offered.iter().enumerate().rev() {
             self.all[*lane].offered -= 1;
-            if !is_granted(place) {
+            if !is_granted(index) {
                 self.set_turn(*lane, *turn);
             }
         }

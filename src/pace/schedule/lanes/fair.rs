@@ -1,28 +1,28 @@
 //! Start-time fair queueing (Goyal, Vin, Cheng 1996) over classes, within each priority. It is pure.
 //!
-//! A class is the lanes of one value. Each grant of a class begins at its start tag and ends at the start tag of its next
-//! one; they lie apart by cost / weight. The class with the lowest tag goes first, and of its lanes the one whose turn is
-//! lowest. Virtual time is the latest start tag that was granted: a class that comes back starts there at the earliest, so
-//! that it has no credit for the time in which it asked for nothing. Tags and virtual time are those of one priority: what
-//! a class was granted at another one neither counts against it nor lets it fall behind.
+//! A class is the lanes of one value. Each grant of a class begins at its start tag and ends at the start tag of its
+//! next grant; they lie apart by cost / weight. The class with the lowest tag is first, and of its lanes the one with
+//! the lowest turn. Virtual time is the latest start tag that was granted. A class that comes back starts there at
+//! the earliest, so it has no credit for the time in which it requested nothing. Tags and virtual time are those of
+//! one priority: grants of a class at another priority neither count against it nor let it fall behind.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The number of priorities; rank 0 goes first.
+/// The number of priorities; rank 0 is first.
 pub(super) const RANKS: usize = 10;
 
 /// One unit of cost at weight 1.
 const UNIT: u128 = 1 << 32;
 
-/// A whole, of which a share is given in millionths.
+/// The whole, of which a share is given in millionths.
 const WHOLE: u64 = 1_000_000;
 
-/// The classes that wait, and what each was granted.
+/// The classes that wait, and their grants.
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     all: Vec<Class>,
     by_value: HashMap<String, usize>,
-    /// Classes without lanes, whose places others may take.
+    /// Classes without lanes, whose rows new ones may take.
     free: Vec<usize>,
     ranks: [Rank; RANKS],
     /// The share of grants that goes to the lowest priority that waits, in millionths, and how much of one is due to it.
@@ -30,7 +30,7 @@ pub(super) struct Classes {
     due_to_lowest: u64,
 }
 
-/// What one priority was granted.
+/// The grants at one priority.
 #[derive(Debug, Default)]
 struct Rank {
     /// The tags of the classes that wait.
@@ -157,8 +157,8 @@ impl Classes {
         }
     }
 
-    /// Takes the lane whose turn it is. `spare` is what the turns taken before it, which may come to nothing, leave due to
-    /// the lowest priority; `None` if none was taken.
+    /// Takes the lane whose turn it is. `spare` is the rest due to the lowest priority after the turns taken before,
+    /// which may have no effect; `None` if none was taken.
     pub(super) fn pop(&mut self, spare: &mut Option<u64>) -> Option<Turn> {
         let waits = |rank: &Rank| !rank.ready.is_empty();
         let first = self.ranks.iter().position(waits)?;
@@ -188,9 +188,10 @@ impl Classes {
         charge
     }
 
-    /// Takes in the charges of a call, in its order, and whether each was granted. The others are taken back.
+    /// Accepts the charges of a call, in its order, and whether each was granted. Charges that were not granted are
+    /// taken back.
     pub(super) fn settle<'c>(&mut self, charges: impl Iterator<Item = (&'c Charge, bool)>) {
-        // What each class was charged before in vain is part of the start tags behind it.
+        // Charges of a class before that were not granted are part of the start tags behind them.
         let mut refunds = HashMap::<(usize, usize), u128>::new();
         for (charge, is_granted) in charges {
             let before = refunds.entry((charge.class, charge.rank)).or_default();
@@ -203,14 +204,14 @@ impl Classes {
         }
     }
 
-    /// Records that what was charged was granted.
+    /// Records that a charge was granted.
     fn grant(&mut self, charge: &Charge) {
         let virtual_time = &mut self.ranks[charge.rank].virtual_time;
         *virtual_time = charge.start.max(*virtual_time);
         self.due_to_lowest = Self::due(self.due_to_lowest, self.guard, charge);
     }
 
-    /// Takes back what was charged and not granted.
+    /// Takes back a charge that was not granted.
     fn refund(&mut self, charge: &Charge) {
         let Charge { class, rank, span, .. } = *charge;
         let tag = self.all[class].queue(rank).map_or(0, |queue| queue.tag);

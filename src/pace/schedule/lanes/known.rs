@@ -1,33 +1,33 @@
-//! Which lanes there are, by the values of jobs, and which of them no job has any more. It is pure.
+//! The lanes that exist, by the values of jobs, and those of them that no job has any more. It is pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The number of lanes from which on those without jobs are looked for.
+/// The number of lanes from which those without jobs are searched for and removed.
 pub(super) const SWEEP: usize = 1024;
 
 /// The lanes of each set and values.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct KnownLanes {
     by_values: HashMap<(usize, Arc<[String]>), usize>,
-    /// Lanes that are gone, whose places others may take.
+    /// Rows of lanes that were removed, which new lanes may take.
     free: Vec<usize>,
-    /// The number of lanes from which on those without jobs are removed.
+    /// The number of lanes from which those without jobs are removed.
     sweep_at: usize,
-    /// How often a lane was looked for in vain since they were removed.
+    /// How many searches found no lane since the last removal.
     missed: usize,
     /// The values of jobs that have none.
     nothing: Arc<[String]>,
 }
 
-impl Default for Known {
+impl Default for KnownLanes {
     fn default() -> Self {
         let nothing = Arc::from([]);
         Self { by_values: HashMap::new(), free: Vec::new(), sweep_at: SWEEP, missed: 0, nothing }
     }
 }
 
-impl Known {
+impl KnownLanes {
     pub(super) fn len(&self) -> usize {
         self.by_values.len()
     }
@@ -67,21 +67,21 @@ impl Known {
         Some(lane)
     }
 
-    /// Adds a lane; its place is one that is free, or else `end`.
+    /// Adds a lane in a free row, or else in the row `end`.
     pub(super) fn add(&mut self, set: usize, values: &Arc<[String]>, end: usize) -> usize {
         let lane = self.free.pop().unwrap_or(end);
         self.by_values.insert((set, Arc::clone(values)), lane);
         lane
     }
 
-    /// Whether it is time to remove lanes that no job has, where there may be `most`. Each of them is looked at once for as
-    /// many that were looked for in vain.
+    /// Whether it is time to remove lanes that no job has, where there may be `most`. The removal examines each lane
+    /// once, after as many searches without a result.
     pub(super) fn is_to_sweep(&self, most: usize) -> bool {
         let len = self.by_values.len();
         len >= self.sweep_at || (len >= most && self.missed >= len)
     }
 
-    /// Removes the lanes that no job has, but for those that are `in_call`, and returns them.
+    /// Removes the lanes that no job has, except those that are `in_call`, and returns them.
     pub(super) fn sweep(&mut self, in_call: impl Fn(usize) -> bool) -> Vec<usize> {
         let Self { by_values, free, .. } = self;
         let before = free.len();

@@ -62,7 +62,7 @@ impl Lanes {
         states.into_iter().flatten().any(|state| self.states.is_paused(*state, at))
     }
 
-    /// The limit for which lanes wait that allows something first, and when it does. It is `None` where a pause of some lanes
+    /// The limit that lanes wait for and that allows something first, and when it does. It is `None` where a pause of some lanes
     /// ends before.
     pub(crate) fn first_limit(&self) -> Option<(Option<String>, Instant)> {
         let state = self.states.first_asleep().filter(|state| !self.states.is_stop(*state))?;

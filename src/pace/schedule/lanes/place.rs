@@ -119,17 +119,17 @@ impl Lanes {
             let before = rival.higher + self.in_turn(target, *rival);
             for state in &self.all[rival.lane].states {
                 let shared = states.iter().position(|other| other == state);
-                shared.into_iter().for_each(|place| ahead[place] += before);
+                shared.into_iter().for_each(|index| ahead[index] += before);
             }
         }
         let limits = &self.sets[self.all[target.lane].set];
-        let wait = |(place, state): (usize, &usize)| {
+        let wait = |(index, state): (usize, &usize)| {
             let asleep = self.states.sleeps_until(*state).filter(|until| *until > target.now);
-            let count = u32::try_from(ahead[place]).unwrap_or(u32::MAX);
-            let delay = match limits.get(place) {
+            let count = u32::try_from(ahead[index]).unwrap_or(u32::MAX);
+            let delay = match limits.get(index) {
                 // What it allows at once is used up.
                 Some(limit) if asleep.is_some() => limit.rate().interval().saturating_mul(count).min(LONGEST),
-                Some(limit) => limit_delay(&[limit], ahead[place]),
+                Some(limit) => limit_delay(&[limit], ahead[index]),
                 None => Duration::ZERO,
             };
             (asleep.unwrap_or(target.now) + delay, *state)
@@ -176,8 +176,8 @@ impl Lanes {
         let mut allowed = vec![u64::MAX; self.states.len()];
         for rival in rivals {
             let Lane { set, states, .. } = &self.all[rival.lane];
-            for (place, state) in states.iter().enumerate() {
-                allowed[*state] = self.allows(self.sets[*set].get(place), *state, times);
+            for (index, state) in states.iter().enumerate() {
+                allowed[*state] = self.allows(self.sets[*set].get(index), *state, times);
             }
         }
         allowed

@@ -1,5 +1,5 @@
-//! What is known of the states of lanes' limits: which of them allow nothing now, and the lanes that wait for them. It is
-//! pure. The pauses of some lanes are states too ([`pauses`]).
+//! The known states of lanes' limits: which of them allow nothing now, and which lanes wait for them. It is pure. The
+//! pauses of some lanes are states too ([`pauses`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,15 +15,15 @@ mod pauses;
 
 /// The states of limits that the lanes have, each once.
 ///
-/// A lane waits for a state only while that is blocked, or while another lane of it is ready ([`States::is_short`]): so each
-/// is released in the end, whatever becomes of those before it.
+/// A lane waits for a state only while that is blocked, or while another lane of it is ready ([`States::is_short`]).
+/// So each lane is released in the end, for any end of those before it.
 #[derive(Debug, Default)]
 pub(super) struct States {
     all: Vec<State>,
     by_name: HashMap<Name, usize>,
-    /// States without lanes, whose places others may take.
+    /// States without lanes, whose rows new ones may take.
     free: Vec<usize>,
-    /// The states that sleep and that lanes wait for, by the instant from which on slots are requested again.
+    /// The states that sleep and that lanes wait for, by the instant from which slots are requested again.
     wakes: BTreeSet<(Instant, usize)>,
     /// Now, and the downstream's next slot, as of the last call.
     seen: Option<(Instant, Instant)>,
@@ -42,15 +42,15 @@ struct Name {
 #[derive(Clone, Debug)]
 struct State {
     name: Name,
-    /// The number of lanes that have it, and of those that wait for their turn.
+    /// The number of lanes that have it, and of those among them that wait for their turn.
     lanes: usize,
     ready: u64,
     numbers: Numbers,
     asleep: Option<Sleep>,
     /// The units that the call in hand offers to it.
     offered: u64,
-    /// The lane whose next job of a cost above 1 is the last one that a call offers to it, since jobs that it could allow
-    /// sooner have passed that job.
+    /// The lane whose next job of a cost above 1 is the last one that a call offers to it, since jobs that it could
+    /// allow earlier have overtaken that job.
     in_order: Option<usize>,
     /// The jobs that were passed on to wait elsewhere, if there were any.
     passed_on: Option<PassedOn>,
@@ -58,7 +58,7 @@ struct State {
     waiting: BTreeMap<(usize, u64), usize>,
 }
 
-/// Until when a state allows nothing, and from when on slots are requested again.
+/// Until when a state allows nothing, and from when slots are requested again.
 #[derive(Clone, Copy, Debug)]
 struct Sleep {
     until: Instant,
@@ -74,7 +74,7 @@ struct Numbers {
     interval: Duration,
     /// Whether its slots are spaced evenly and leave no burst: then the next one is known from the last one.
     is_plain: bool,
-    /// What reading it costs the store.
+    /// The cost to the store of reading it.
     weight: usize,
     /// When a pause ends that was asked for, or the wait before the next probe of a cool-down.
     paused_until: Option<Instant>,
@@ -162,19 +162,20 @@ impl States {
         (limit, key)
     }
 
-    /// Whether no more jobs are offered to this state now: it sleeps, or the call in hand offers as many as it can allow.
+    /// Whether no more jobs are offered to this state now: it sleeps, or the call in hand offers as many as it can
+    /// allow.
     pub(super) fn is_blocked(&self, state: usize) -> bool {
         let State { asleep, offered, numbers, .. } = &self.all[state];
         let sleeps = asleep.is_some_and(|sleep| self.seen.is_none_or(|seen| !sleep.is_over(seen)));
         sleeps || *offered >= numbers.per_call
     }
 
-    /// Whether lanes wait for this state that go before one of this rank and turn.
-    pub(super) fn is_behind(&self, state: usize, place: (usize, u64)) -> bool {
-        self.all[state].waiting.first_key_value().is_some_and(|(first, _)| *first < place)
+    /// Whether lanes wait for this state that precede one of this rank and turn.
+    pub(super) fn is_behind(&self, state: usize, order: (usize, u64)) -> bool {
+        self.all[state].waiting.first_key_value().is_some_and(|(first, _)| *first < order)
     }
 
-    /// Whether more of the lanes that wait for this state are to be offered: it can allow more than those that are.
+    /// Whether more of the lanes that wait for this state should be offered: it can allow more than the offered ones.
     fn is_short(&self, state: usize) -> bool {
         let State { ready, offered, numbers, waiting, .. } = &self.all[state];
         !waiting.is_empty() && !self.is_blocked(state) && ready + offered < numbers.per_call
@@ -185,7 +186,7 @@ impl States {
         self.all[state].asleep.map(|sleep| sleep.until)
     }
 
-    /// What reading this state costs the store, if the call in hand does not read it yet.
+    /// The cost to the store of reading this state, if the call in hand does not read it yet.
     pub(super) fn more_weight(&self, state: usize) -> usize {
         let State { offered, numbers, .. } = &self.all[state];
         if *offered > 0 { 0 } else { numbers.weight }
@@ -203,7 +204,7 @@ impl States {
         }
     }
 
-    /// Has a call offer nothing to this state behind the next job of this lane that costs more than 1, until
+    /// Makes calls offer nothing to this state behind the next job of this lane that costs more than 1, until
     /// [`States::end_order`].
     pub(super) fn keep_order(&mut self, state: usize, lane: usize) {
         self.all[state].in_order = Some(lane);
@@ -235,20 +236,20 @@ impl States {
         self.all[state].ready -= 1;
     }
 
-    /// Has a lane wait for this state, by the rank of its first job and its turn.
-    pub(super) fn wait(&mut self, state: usize, lane: usize, place: (usize, u64)) {
+    /// Makes a lane wait for this state, by the rank of its first job and its turn.
+    pub(super) fn wait(&mut self, state: usize, lane: usize, order: (usize, u64)) {
         let State { waiting, asleep, .. } = &mut self.all[state];
-        waiting.insert(place, lane);
+        waiting.insert(order, lane);
         self.wakes.extend(asleep.map(|sleep| (sleep.ask_at, state)));
     }
 
-    /// Takes a lane out that waits in this place.
-    pub(super) fn remove(&mut self, state: usize, place: (usize, u64)) {
-        self.all[state].waiting.remove(&place);
+    /// Takes out a lane that waits at this rank and turn.
+    pub(super) fn remove(&mut self, state: usize, order: (usize, u64)) {
+        self.all[state].waiting.remove(&order);
         self.forget_wake(state);
     }
 
-    /// Nobody is woken where nobody waits.
+    /// A state that no lane waits for needs no wake-up.
     fn forget_wake(&mut self, state: usize) {
         let State { waiting, asleep, .. } = &self.all[state];
         if let (true, Some(sleep)) = (waiting.is_empty(), asleep) {
@@ -256,7 +257,7 @@ impl States {
         }
     }
 
-    /// Has this state sleep until a slot, and slots be requested again from `ask_at` on.
+    /// Makes this state sleep until a slot, and slots be requested again from `ask_at` on.
     pub(super) fn sleep(&mut self, state: usize, until: Instant, ask_at: Instant) {
         let State { waiting, asleep, .. } = &mut self.all[state];
         if asleep.is_some_and(|before| before.until >= until) {
@@ -291,16 +292,16 @@ impl States {
         *passed_on = passed_on.map(|others| others.with(seq));
     }
 
-    /// Forgets the jobs that were passed on, since the limits are others.
+    /// Forgets the jobs that were passed on, since the limits have changed.
     pub(super) fn forget_passed_on(&mut self) {
         self.all.iter_mut().for_each(|state| state.passed_on = None);
     }
 
-    /// Wakes the states that lanes wait for and that allow something by `base`, the downstream's next slot, or so soon that
-    /// slots are requested for them at `now`. Returns them.
+    /// Wakes the states that lanes wait for and that allow something by `base`, the downstream's next slot, or early
+    /// enough that slots are requested for them at `now`. Returns them.
     pub(super) fn wake(&mut self, now: Instant, base: Instant) -> Vec<usize> {
         self.seen = Some((now, base));
-        // None is asked for later than it allows something.
+        // For none of them slots are requested after it allows something.
         let near = self.wakes.range(..=(now.max(base), usize::MAX));
         let is_over = |state: &usize| self.all[*state].asleep.is_some_and(|sleep| sleep.is_over((now, base)));
         let woken: Vec<(Instant, usize)> = near.filter(|(_, state)| is_over(state)).copied().collect();
@@ -340,7 +341,7 @@ impl States {
         self.wakes.first().map(|(_, state)| *state)
     }
 
-    /// Takes the next lane that waits for this state, if more of them are to be offered.
+    /// Takes the next lane that waits for this state, if more of them should be offered.
     pub(super) fn release(&mut self, state: usize) -> Option<usize> {
         if !self.is_short(state) {
             return None;
@@ -353,22 +354,23 @@ impl States {
 
 #[cfg(test)]
 impl States {
-    /// What does not hold of the states, given the lanes that wait for their turn and those that wait for each state.
+    /// The violated invariant of the states, given the lanes that wait for their turn and those that wait for each
+    /// state.
     pub(super) fn broken(&self, ready: &[Vec<usize>], waiting: &BTreeMap<usize, usize>) -> Option<String> {
-        for (place, state) in self.all.iter().enumerate() {
-            let counted = ready.iter().flatten().filter(|other| **other == place).count() as u64;
+        for (index, state) in self.all.iter().enumerate() {
+            let counted = ready.iter().flatten().filter(|other| **other == index).count() as u64;
             let asleep =
-                state.asleep.filter(|_| !state.waiting.is_empty()).map(|sleep| (sleep.ask_at, place));
-            let timers: Vec<_> = self.wakes.iter().filter(|(_, other)| *other == place).copied().collect();
+                state.asleep.filter(|_| !state.waiting.is_empty()).map(|sleep| (sleep.ask_at, index));
+            let timers: Vec<_> = self.wakes.iter().filter(|(_, other)| *other == index).copied().collect();
             let holds = state.ready == counted
-                && state.waiting.len() == waiting.get(&place).copied().unwrap_or_default()
+                && state.waiting.len() == waiting.get(&index).copied().unwrap_or_default()
                 && timers == asleep.into_iter().collect::<Vec<_>>()
-                && !self.is_short(place)
-                // Somebody has its turn, or somebody wakes it.
-                && (state.waiting.is_empty() || self.is_blocked(place) || state.ready > 0);
+                && !self.is_short(index)
+                // A lane of the state has its turn, or the state wakes up.
+                && (state.waiting.is_empty() || self.is_blocked(index) || state.ready > 0);
             if !holds {
                 return Some(format!(
-                    "{state:?} at {place}; {counted} ready, {timers:?}, at {:?}",
+                    "{state:?} at {index}; {counted} ready, {timers:?}, at {:?}",
                     self.seen
                 ));
             }

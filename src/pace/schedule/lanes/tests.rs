@@ -105,8 +105,8 @@ impl Scene {
     }
 
     fn settle(&mut self, offered: Vec<Caller>, answer: impl Fn(usize) -> Answer) {
-        let answer_to = |(place, caller): (usize, &Caller)| {
-            (caller.request.lane, caller.request.cost.default_cost(), answer(place))
+        let answer_to = |(index, caller): (usize, &Caller)| {
+            (caller.request.lane, caller.request.cost.default_cost(), answer(index))
         };
         let answers: Vec<_> = offered.iter().enumerate().map(answer_to).collect();
         self.lanes.settle(&self.settings, &answers, true);
@@ -120,19 +120,19 @@ impl Scene {
     /// What does not hold of the lanes, their places and their states.
     fn broken(&mut self) -> Option<String> {
         let Self { lanes, backlog, now, .. } = self;
-        // Jobs that came since are taken in first.
+        // Jobs that arrived since are added first.
         lanes.refresh(backlog, *now, *now);
         let (mut ready, mut waiting) = (vec![], BTreeMap::new());
-        for (place, lane) in lanes.all.iter().enumerate() {
+        for (index, lane) in lanes.all.iter().enumerate() {
             if lane.offered > 0 {
                 return Some(format!("{lane:?} is in a call"));
             }
-            let has_jobs = backlog.first(lanes.id(place)).is_some();
-            match lane.place {
-                Place::Ready { .. } => ready.push(lane.states.clone()),
-                Place::Waiting { state, .. } => *waiting.entry(state).or_default() += 1,
-                Place::Idle | Place::Gone if has_jobs => return Some(format!("{lane:?} has jobs")),
-                Place::Idle | Place::Gone => continue,
+            let has_jobs = backlog.first(lanes.id(index)).is_some();
+            match lane.phase {
+                Phase::Ready { .. } => ready.push(lane.states.clone()),
+                Phase::Waiting { state, .. } => *waiting.entry(state).or_default() += 1,
+                Phase::Idle | Phase::Gone if has_jobs => return Some(format!("{lane:?} has jobs")),
+                Phase::Idle | Phase::Gone => continue,
             }
             if !has_jobs {
                 return Some(format!("{lane:?} has no jobs"));
@@ -182,7 +182,7 @@ async fn the_lane_that_was_granted_something_longest_ago_goes_first() {
             let (next, slot) = (scene.now + 100 * MS, scene.now);
             scene.settle(
                 offered,
-                |place| if place == 0 { Answer::Granted(slot) } else { Answer::Limited(0, next) },
+                |index| if index == 0 { Answer::Granted(slot) } else { Answer::Limited(0, next) },
             );
             scene.now = next;
             let (least, most) = (got.iter().min().unwrap(), got.iter().max().unwrap());
@@ -202,9 +202,9 @@ async fn lanes_that_the_downstream_has_no_slot_for_go_first_in_the_next_call() {
         let offered = scene.offer();
         granted.extend(offered[..8].iter().map(|caller| scene.values[&caller.request.lane][1].clone()));
         let slot = scene.now;
-        scene.settle(offered, |place| if place < 8 { Answer::Granted(slot) } else { Answer::Refused });
+        scene.settle(offered, |index| if index < 8 { Answer::Granted(slot) } else { Answer::Refused });
     }
-    let expected: Vec<String> = (0..64).map(|place| (place % 21).to_string()).collect();
+    let expected: Vec<String> = (0..64).map(|index| (index % 21).to_string()).collect();
     assert_eq!(granted, expected);
 }
 

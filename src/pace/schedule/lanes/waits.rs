@@ -1,15 +1,15 @@
-//! How long jobs wait for the limits of their lanes, and which of them wait so long that they are to wait elsewhere. It is
+//! How long jobs wait for the limits of their lanes, and which of them wait long enough to wait elsewhere. It is
 //! pure.
 //!
-//! The lanes of a state take turns at it, those of a higher priority first. So a job waits for the jobs of all lanes that go
-//! before it at one of its states, and not only for those of its own lane.
+//! The lanes of a state take turns at it, those of a higher priority first. So a job waits for the jobs of all lanes
+//! that precede it at one of its states, and not only for those of its own lane.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Lane, Lanes, Place};
+use super::{Lane, Lanes, Phase};
 use crate::pace::backlog::Backlog;
 use crate::pace::schedule::lane::PassedOn;
 use crate::pace::{Waiter, limit_delay};
@@ -23,30 +23,30 @@ const STOPPED: Duration = Duration::from_secs(3600);
 /// The jobs of a lane that has limits of its own, or is paused.
 struct Queue<W> {
     lane: usize,
-    /// The rank and the turn by which lanes go.
-    place: (usize, u64),
+    /// The rank and the turn that order the lanes.
+    order: (usize, u64),
     /// When the limits of the lane allow something, as far as is known.
     start: Instant,
-    /// The number of its jobs, and of those that stay, which are the first ones.
+    /// The number of its jobs, and of those among them that stay, which are the first ones.
     ready: usize,
     stay: usize,
     /// The jobs that were taken out.
     beyond: VecDeque<W>,
 }
 
-/// The jobs that go before others at each state: those that wait here, and those that wait elsewhere.
+/// The jobs that precede others at each state: those that wait here, and those that wait elsewhere.
 struct Ahead {
     here: Vec<u64>,
     elsewhere: HashMap<usize, PassedOn>,
 }
 
 impl Ahead {
-    /// None, of this number of states.
+    /// No jobs, for this number of states.
     fn none(states: usize) -> Self {
         Self { here: vec![0; states], elsewhere: HashMap::new() }
     }
 
-    /// The number of jobs at this state that go before one with this position in the order of arrival.
+    /// The number of jobs at this state that precede one with this position in the order of arrival.
     fn of(&self, state: usize, seq: u64) -> u64 {
         let elsewhere = self.elsewhere.get(&state).map_or(0, |others| others.before(seq));
         self.here[state] + elsewhere
@@ -58,7 +58,7 @@ impl Ahead {
 }
 
 impl Lanes {
-    /// When the last job goes that waits for limits of its lane, as far as these determine it.
+    /// When the last job is released that waits for limits of its lane, as far as these determine it.
     pub(crate) fn last_goes<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> Option<Instant> {
         let (mut queues, mut ahead) = (self.queues(backlog, now), Ahead::none(self.states.len()));
         let mut last: Option<Instant> = None;
@@ -71,11 +71,11 @@ impl Lanes {
         last
     }
 
-    /// Takes out at most this many jobs that go after `by`, with the instant at which each goes, as far as the limits of
-    /// lanes determine it. Those of the lanes whose turn comes last are taken first.
+    /// Takes out at most this many jobs that are released after `by`, with the instant for each, as far as the limits
+    /// of lanes determine it. Jobs of the lanes whose turn comes last are taken first.
     ///
-    /// They go behind those that were taken out before and have no slot yet. Those that give up before their slot are among
-    /// them, and nobody waits for these.
+    /// Their instants count the jobs that were taken out before and have no slot yet. Jobs that give up before their
+    /// slot are among them, and no job waits for these.
     pub(crate) fn take_beyond<W: Waiter>(
         &mut self,
         backlog: &mut Backlog<W>,
@@ -98,7 +98,7 @@ impl Lanes {
             queue.beyond = (0..count).map_while(|_| backlog.pop_last(id)).collect();
             queue.beyond.make_contiguous().reverse();
             left -= queue.beyond.len();
-            // The others stay, however late they go.
+            // The others stay, however late they are released.
             let others = queue.stay..queue.ready - queue.beyond.len();
             others.for_each(|_| ahead.count(&self.all[queue.lane].states));
         }
@@ -128,23 +128,23 @@ impl Lanes {
     /// The lanes with jobs that wait for limits of their own, in the order of their turns.
     fn queues<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> Vec<Queue<W>> {
         let queue = |(lane, of): (usize, &Lane)| {
-            let (Place::Ready { rank } | Place::Waiting { rank, .. }) = of.place else { return None };
+            let (Phase::Ready { rank } | Phase::Waiting { rank, .. }) = of.phase else { return None };
             let ready = backlog.ready(self.id(lane));
             let asleep = of.states.iter().filter_map(|state| {
                 let until = self.states.sleeps_until(*state)?;
                 Some(if self.states.is_stop(*state) { until.min(now + STOPPED) } else { until })
             });
             let asleep = asleep.max();
-            let (place, start) = ((rank, of.turn), asleep.map_or(now, |until| until.max(now)));
+            let (order, start) = ((rank, of.turn), asleep.map_or(now, |until| until.max(now)));
             let is_limited = ready > 0 && (!self.sets[of.set].is_empty() || asleep.is_some());
-            is_limited.then(|| Queue { lane, place, start, ready, stay: 0, beyond: VecDeque::new() })
+            is_limited.then(|| Queue { lane, order, start, ready, stay: 0, beyond: VecDeque::new() })
         };
         let mut queues: Vec<_> = self.all.iter().enumerate().filter_map(queue).collect();
-        queues.sort_unstable_by_key(|queue| queue.place);
+        queues.sort_unstable_by_key(|queue| queue.order);
         queues
     }
 
-    /// When the job of a lane goes that has this position in the order of arrival, behind those ahead of it.
+    /// When the job of a lane with this position in the order of arrival is released, behind those ahead of it.
     fn goes<W>(&self, queue: &Queue<W>, ahead: &Ahead, seq: u64) -> Instant {
         let Lane { set, states, .. } = &self.all[queue.lane];
         let limits = self.sets[*set].iter().zip(states);
@@ -158,9 +158,10 @@ impl Lanes {
     }
 }
 
-/// Has lanes take turns until `turn` returns false for each of them: first those of the highest priority, a job each.
+/// Makes lanes take turns until `turn` returns false for each of them: those of the highest priority first, one job
+/// each.
 fn take_turns<W>(queues: &mut [Queue<W>], mut turn: impl FnMut(&mut Queue<W>) -> bool) {
-    for equals in queues.chunk_by_mut(|one, next| one.place.0 == next.place.0) {
+    for equals in queues.chunk_by_mut(|one, next| one.order.0 == next.order.0) {
         let mut waiting: Vec<&mut Queue<W>> = equals.iter_mut().collect();
         while !waiting.is_empty() {
             waiting.retain_mut(|queue| turn(queue));

@@ -1,4 +1,4 @@
-//! The settings of a replica under terms that another one may have loaded. It is pure.
+//! The settings of a replica under terms that another replica may have loaded. It is pure.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::terms::{Terms, Values};
 use crate::time::Micros;
 
 /// Returns the settings under these terms. A plan that the terms do not have keeps its own limits behind the
-/// downstream's, and behind those of lanes: one state of these would otherwise have two limits.
+/// downstream's, and behind those of lanes: otherwise one state of these would have two limits.
 pub(super) fn effective(given: &Settings, terms: &Terms, now: Micros) -> Result<Settings, LimitError> {
     let (limits, mut plans) = terms.effective(now);
     let with_lanes = plans.values().find(|set| given.of_jobs.lanes.is_some() && has_any_of_lanes(set));
@@ -49,10 +49,10 @@ fn has_any_of_lanes(set: &LimitSet) -> bool {
     set.iter().any(|limit| is_of_lanes(&limit))
 }
 
-/// The limits of a plan under the terms, where those of lanes are kept by this replica only if it has lanes.
+/// The limits of a plan under the terms. Limits of lanes are kept only if this replica has lanes.
 ///
-/// While replicas are restarted with `lanes.by`, or without it, the limits of each lane would otherwise hold for all jobs of
-/// a plan together, or for none.
+/// While replicas are restarted with `lanes.by`, or without it, the limits of each lane would otherwise hold for all
+/// jobs of a plan together, or for none.
 fn of_lanes_here(set: LimitSet, own: &PlanLimits, given: &Settings) -> Result<LimitSet, LimitError> {
     match (&given.of_jobs.lanes, has_any_of_lanes(&own.limits), has_any_of_lanes(&set)) {
         (Some(_), true, false) => {

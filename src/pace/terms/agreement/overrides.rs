@@ -12,9 +12,9 @@ impl Agreement {
         self.known.as_ref()?.next_end
     }
 
-    /// Ends the rates of operators that have expired at the store's instant `now`; the replica that notices first tells
-    /// the store. While the store is unavailable, each replica follows the remaining terms: the settings for them are
-    /// returned.
+    /// Ends the rates of operators that have expired at the store's instant `now`. The replica that notices first
+    /// reports that to the store. While the store is unavailable, each replica follows the remaining terms: the
+    /// settings for them are returned.
     pub(crate) fn expire(&mut self, now: Micros, is_away: bool) -> Option<Settings> {
         let known = self.known.as_mut().filter(|known| known.next_end.is_some_and(|end| end <= now))?;
         known.next_end = known.terms.next_end(now);
@@ -26,8 +26,8 @@ impl Agreement {
         settings.map(Settings::policing)
     }
 
-    /// Returns the settings without the rates that have expired at `now`, if there are any, since the store cannot be
-    /// told while it is unavailable.
+    /// Returns the settings without the rates that have expired at `now`, if there are any, since no report reaches
+    /// the store while it is unavailable.
     pub(crate) fn without_expired(&self, now: Micros) -> Option<Settings> {
         let known = self.known.as_ref().filter(|known| known.terms.expired(now).is_some())?;
         effective(&self.given, &known.terms, now).ok().map(Settings::policing)

@@ -149,7 +149,7 @@ fn in_force_or_outdated_to_lost() {
     assert_eq!((agreement.is_lost(), agreement.memory()), (true, Some((3, text("5/s")))));
     // The store has lost a pause, but its terms are the same.
     assert!(agreement.on_record(status(3), Some(text("5/s")), NOW).is_none());
-    assert!(agreement.is_lost(), "until the store was told again");
+    assert!(agreement.is_lost(), "until the store has its record again");
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn a_rate_that_an_operator_set_ends() {
     assert!(agreement.expire(NOW, true).is_none() && agreement.without_expired(NOW).is_none(), "not yet");
     let end = NOW.plus(SECOND);
     assert_eq!(agreement.without_expired(end).map(|settings| rate(&settings)), Some(5.0));
-    assert!(agreement.expire(end, false).is_none(), "the store is told first");
+    assert!(agreement.expire(end, false).is_none(), "the store gets a report first");
     let left = tests::settings("5/s").terms();
     let left = left.put_in_force(Some(&terms), end, Replica::of_this_process()).to_text();
     assert_eq!(agreement.wanted(), Some(Wanted::Write { of: 4, text: left }));

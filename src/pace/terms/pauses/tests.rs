@@ -121,7 +121,7 @@ async fn what_the_downstream_asked_for_outlasts_a_forward_step_of_the_stores_clo
     let _ = slots.observe(now, ahead, EPOCH, now);
     pauses.follow(status, ahead, EPOCH, &slots);
     assert_eq!(until(pauses.take_change()).0, 10 * SECOND);
-    assert!(pauses.to_report(now).is_some(), "it is told anew");
+    assert!(pauses.to_report(now).is_some(), "it is reported again");
 }
 
 #[tokio::test(start_paused = true)]

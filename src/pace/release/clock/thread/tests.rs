@@ -5,17 +5,17 @@ use super::*;
 async fn each_rings_and_never_early() {
     let clock = ThreadClock::start().unwrap();
     let start = Instant::now();
-    let (tell, mut rung) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut rung) = tokio::sync::mpsc::unbounded_channel();
     // The latest alarm is set first, so that each next one is earlier than the instant for which the thread sleeps.
     for millis in (1..=20).rev() {
-        let (mut alarm, tell) = (clock.alarm(), tell.clone());
+        let (mut alarm, sender) = (clock.alarm(), sender.clone());
         tokio::spawn(async move {
             alarm.set(Some(start + Duration::from_millis(millis * 5)));
             ring(&mut *alarm).await;
-            tell.send((millis, start.elapsed())).unwrap();
+            sender.send((millis, start.elapsed())).unwrap();
         });
     }
-    drop(tell);
+    drop(sender);
     let mut seen = Vec::new();
     while let Some((millis, elapsed)) = rung.recv().await {
         assert!(elapsed >= Duration::from_millis(millis * 5), "{millis}: {elapsed:?}");

@@ -147,7 +147,7 @@ fn what_is_refunded_costs_nothing() {
     );
 }
 
-/// Virtual time does not count what was offered in vain before the job that was granted.
+/// Virtual time does not count offers that were refused before the job that was granted.
 #[test]
 fn a_class_that_comes_after_a_call_with_many_refusals_is_not_behind() {
     let mut classes = Classes::new(0);
@@ -182,7 +182,7 @@ fn a_class_without_lanes_is_forgotten() {
 
 proptest! {
     /// Within any interval in which both have work, two classes' work per weight differs by at most one grant of each
-    /// (theorem 1 of the paper), whatever they cost.
+    /// (theorem 1 of the paper), for any costs.
     #[test]
     fn work_per_weight_differs_by_one_grant_each(
         classes in prop::collection::vec((1u32..10, 1u32..20), 2..6),

@@ -16,7 +16,7 @@ async fn nothing_is_offered_behind_a_costly_job_where_one_was_passed() {
     let offered = scene.offer();
     assert_eq!(offered.len(), 4);
     let (slot, until) = (scene.now, scene.now + 400 * MS);
-    scene.settle(offered, |place| if place == 0 { Answer::Limited(0, until) } else { Answer::Granted(slot) });
+    scene.settle(offered, |index| if index == 0 { Answer::Limited(0, until) } else { Answer::Granted(slot) });
     cheap(&mut scene);
     assert_eq!(scene.offered(), [0; 0], "the limit is asked for when it allows the first one");
     scene.now = until;
@@ -38,7 +38,7 @@ async fn only_the_costly_job_that_was_passed_is_the_last_one_of_its_call() {
     let offered = scene.offer();
     assert_eq!(offered.len(), 3);
     let (slot, until) = (scene.now, scene.now + 200 * MS);
-    scene.settle(offered, |place| if place == 0 { Answer::Limited(0, until) } else { Answer::Granted(slot) });
+    scene.settle(offered, |index| if index == 0 { Answer::Limited(0, until) } else { Answer::Granted(slot) });
     (1..4).for_each(|endpoint| push(&mut scene, endpoint));
     scene.now = until;
     for granted in [false, true] {

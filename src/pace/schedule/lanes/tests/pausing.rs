@@ -38,11 +38,11 @@ impl Scene {
         }
     }
 
-    /// Whether a cool-down begins that is to be told of.
+    /// Whether a cool-down begins that is to be reported.
     fn cool_down_begins(&mut self, tenant: &str) -> bool {
         let times = (self.now, self.now);
-        let told = self.lanes.cool_down(&Self::values(tenant), times, 4 * SECOND);
-        told.inspect(|lanes| assert_eq!(**lanes, *format!("tenant={tenant}"))).is_some()
+        let begun = self.lanes.cool_down(&Self::values(tenant), times, 4 * SECOND);
+        begun.inspect(|lanes| assert_eq!(**lanes, *format!("tenant={tenant}"))).is_some()
     }
 
     /// Grants all that is offered. Returns the positions.
@@ -162,8 +162,8 @@ async fn pauses_are_told_of_when_they_begin() {
     let mut scene = Scene::new(&[]);
     scene.push("a", "x");
     let mut pause = |now: Instant, millis: u32| {
-        let told = scene.lanes.pause(&Scene::values("a"), (now, now + millis * MS));
-        told.map(|lanes| lanes.to_string())
+        let begun = scene.lanes.pause(&Scene::values("a"), (now, now + millis * MS));
+        begun.map(|lanes| lanes.to_string())
     };
     let (start, name) = (Instant::now(), Some("tenant=a".to_owned()));
     assert_eq!((pause(start, 100), pause(start + 50 * MS, 100)), (name.clone(), None));

@@ -1,4 +1,4 @@
-//! Whatever becomes of the jobs of lanes, in any order.
+//! Random events for the jobs of lanes, in any order.
 
 use std::collections::BTreeSet;
 
@@ -91,8 +91,8 @@ impl Scene {
                 let with = |caller: Caller| caller.priority(priority).cost(cost);
                 self.push_as(&tenant.to_string(), &endpoint.to_string(), with);
             }
-            Op::Leave(place) => {
-                let seq = place as u64 % self.seq.max(1);
+            Op::Leave(index) => {
+                let seq = index as u64 % self.seq.max(1);
                 self.backlog.take(|caller| caller.seq() == seq);
             }
             Op::Call { most, skips, granted, limited } => self.call(most, skips, granted, limited),
@@ -105,8 +105,8 @@ impl Scene {
             Op::Wait(millis) => self.now += Duration::from_millis(millis),
             Op::Follow(other) => self.follow(&limits(other)),
             Op::Forget => self.lanes.forget(),
-            Op::Return(place) => {
-                let lane = self.values.keys().nth(place % self.values.len().max(1)).copied();
+            Op::Return(index) => {
+                let lane = self.values.keys().nth(index % self.values.len().max(1)).copied();
                 lane.into_iter().for_each(|lane| self.lanes.forget_limits_of(lane));
             }
             Op::Pause { tenant, millis } => self.pause(&tenant.to_string(), Duration::from_millis(millis)),
@@ -155,10 +155,10 @@ impl Scene {
         let answers: Vec<Answer> = offered
             .iter()
             .enumerate()
-            .map(|(place, caller)| {
+            .map(|(index, caller)| {
                 // The jobs of a lane behind one that is refused are too.
-                if place < granted && !refused.contains(&caller.request.lane) && place % 3 < 2 {
-                    return Answer::Granted(now + Duration::from_millis(place as u64));
+                if index < granted && !refused.contains(&caller.request.lane) && index % 3 < 2 {
+                    return Answer::Granted(now + Duration::from_millis(index as u64));
                 }
                 refused.insert(caller.request.lane);
                 refusal(now, limited)
@@ -166,7 +166,7 @@ impl Scene {
             .collect();
         // A scan for jobs that wait for long may come while the call is under way.
         self.lanes.refresh(&mut self.backlog, self.now, self.now);
-        self.settle(offered, |place| answers[place]);
+        self.settle(offered, |index| answers[index]);
     }
 
     /// Grants all that is offered, and goes on to where something wakes, until no job is left. Returns how often.
@@ -188,16 +188,16 @@ impl Scene {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-    /// No lane with jobs stands where nothing wakes it, whatever becomes of the jobs before it.
+    /// Every lane with jobs is woken, for any end of the jobs before it.
     #[test]
     fn every_lane_with_jobs_has_its_turn_or_is_woken(ops in prop::collection::vec(op(), 1..120)) {
         let runtime = tokio::runtime::Builder::new_current_thread().start_paused(true).enable_time().build().unwrap();
         runtime.block_on(async {
             let mut scene = Scene::new(&limits(false));
-            for (place, op) in ops.iter().enumerate() {
+            for (index, op) in ops.iter().enumerate() {
                 scene.apply(op);
                 let broken = scene.broken();
-                prop_assert!(broken.is_none(), "after {place}, {op:?}: {}", broken.unwrap_or_default());
+                prop_assert!(broken.is_none(), "after {index}, {op:?}: {}", broken.unwrap_or_default());
             }
             scene.drain();
             prop_assert!(scene.backlog.is_empty(), "{} jobs stand", scene.backlog.len());
@@ -205,7 +205,7 @@ proptest! {
         })?;
     }
 
-    /// Lanes of one tenant that always have jobs get the same, whatever is refused meanwhile: they differ by one.
+    /// Lanes of one tenant that always have jobs get the same, for any refusals meanwhile: they differ by one.
     #[test]
     fn lanes_of_a_tenant_differ_by_one(
         lanes in 2_usize..12,
@@ -238,7 +238,7 @@ proptest! {
                     prop_assert!(most - least <= 1, "{:?}", got);
                 }
                 let (slot, next) = (scene.now, scene.now + 25 * MS);
-                scene.settle(offered, |place| if place < granted { Answer::Granted(slot) } else { Answer::Limited(0, next) });
+                scene.settle(offered, |index| if index < granted { Answer::Granted(slot) } else { Answer::Limited(0, next) });
                 scene.now = next;
             }
             Ok(())

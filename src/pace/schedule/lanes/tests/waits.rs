@@ -40,7 +40,7 @@ async fn the_jobs_of_many_lanes_wait_for_each_other_at_the_state_that_they_share
         scene.push(&format!("other-{tenant}"), "x");
     }
     assert_eq!(scene.last(), Some(99), "each lane has one job");
-    let expected: Vec<(u64, u64)> = (61..100).map(|place| (place, place)).collect();
+    let expected: Vec<(u64, u64)> = (61..100).map(|index| (index, index)).collect();
     assert_eq!(scene.beyond(60, usize::MAX), expected, "as many stay as go in a minute, and all of others");
     assert_eq!(scene.backlog.all_ready(), 61 + 50);
     assert_eq!((scene.last(), scene.beyond(60, usize::MAX)), (Some(60), vec![]));
@@ -54,7 +54,7 @@ async fn those_that_are_taken_out_go_behind_those_that_were_before() {
     scene.push_all(0..100);
     assert_eq!(scene.beyond(60, usize::MAX).len(), 39);
     scene.push_all(100..110);
-    let expected: Vec<(u64, u64)> = (100..110).map(|place| (place, place)).collect();
+    let expected: Vec<(u64, u64)> = (100..110).map(|index| (index, index)).collect();
     assert_eq!(scene.beyond(60, usize::MAX), expected);
     // After 30 s half of those that stayed have gone. Of those that were taken out, 30 have their slots.
     scene.now += 30 * SECOND;
@@ -92,7 +92,7 @@ async fn no_more_are_taken_out_than_asked_for_and_those_that_go_last_first() {
     scene.push_all(0..100);
     assert_eq!(scene.beyond(10, 5), [(95, 95), (96, 96), (97, 97), (98, 98), (99, 99)]);
     assert!(scene.beyond(10, 0).is_empty());
-    assert!(scene.beyond(94, usize::MAX).is_empty(), "the others go by then");
+    assert!(scene.beyond(94, usize::MAX).is_empty(), "the others are released before");
 }
 
 #[tokio::test(start_paused = true)]
