@@ -31,7 +31,7 @@ pub(super) use lasting::Resumed;
 
 /// Keeps state in memory: exact, and lost with the process.
 ///
-/// States that are whole again are forgotten, so memory is bounded by the keys in use.
+/// States that equal absence are forgotten, so memory is bounded by the keys in use.
 #[derive(Debug)]
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
@@ -40,11 +40,11 @@ pub struct MemoryStore {
     fleet: Mutex<Fleet>,
     /// The clock has stepped back if it is behind the highest instant seen by more than this.
     step: Duration,
-    /// Where changes are to be written, in a store that lasts.
+    /// Where changes are written, in a store that lasts.
     journal: Option<Arc<Journal>>,
 }
 
-/// An answer, and the batch of a journal that must be written before it is given; 0 for none.
+/// An answer, and the batch of a journal that must be written before the answer is given; 0 for none.
 pub(super) struct Decided<T> {
     pub(super) answer: T,
     pub(super) batch: u64,
@@ -52,7 +52,7 @@ pub(super) struct Decided<T> {
     pub(super) charged: Unanswered,
 }
 
-/// What a call has charged that has not been answered yet: it is undone if this is dropped before.
+/// The charges of a call that has not been answered yet: they are undone if this is dropped before the answer.
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
     downstream: Option<Arc<Mutex<Downstream>>>,
@@ -75,7 +75,7 @@ impl Drop for Unanswered {
 }
 
 impl<T> Decided<T> {
-    /// An answer of a call that has charged nothing.
+    /// An answer of a call without charges.
     pub(super) fn uncharged(answer: T, batch: u64) -> Self {
         Self { answer, batch, charged: Unanswered::default() }
     }
@@ -101,7 +101,7 @@ impl MemoryStore {
         }
     }
 
-    /// A store on a clock whose instants are taken as they are: no correction is made for a clock that steps back. It
+    /// A store on a clock whose instants count as they are: no correction is made for a clock that steps back. It
     /// serves to replay recorded decisions.
     #[doc(hidden)]
     #[must_use]
@@ -151,8 +151,8 @@ impl MemoryStore {
             let mut states: Vec<State> =
                 limits.iter().map(|limit| downstream.read(limit, scope.key, now)).collect();
             let (answer, taken) = decide(downstream, &mut states, now);
-            for (place, (limit, state)) in limits.iter().zip(states).enumerate() {
-                if taken.has(place) {
+            for (index, (limit, state)) in limits.iter().zip(states).enumerate() {
+                if taken.has(index) {
                     downstream.write(limit, scope.key, state);
                 }
             }

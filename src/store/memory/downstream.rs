@@ -45,7 +45,7 @@ pub(super) struct Downstream {
 struct ClockHistory {
     /// The highest instant seen, within [`TICK`].
     high: Micros,
-    /// How far the clock has stepped back in all, in µs, less what it has stepped forward between two runs.
+    /// How far the clock has stepped back in all, in µs, less its steps forward between two runs.
     shift: i64,
     /// A clock further behind than this many µs has stepped back.
     step: i64,
@@ -153,8 +153,8 @@ impl Downstream {
     }
 
     /// The index of a limit's states.
-    pub(super) fn place(&mut self, limit: &Limit) -> usize {
-        self.states.place(limit.name())
+    pub(super) fn index_of(&mut self, limit: &Limit) -> usize {
+        self.states.index_of(limit.name())
     }
 
     /// The state of a limit as [`Self::kept`] returns it, with the pause in force applied.
@@ -166,7 +166,8 @@ impl Downstream {
         }
     }
 
-    /// The state of a limit, corrected for steps back; fresh once it has equalled absence for longer than [`GRACE`].
+    /// The state of a limit, corrected for steps back; a fresh one once it has equalled absence for longer than
+    /// [`GRACE`].
     fn kept(&mut self, limit: &Limit, key: &str) -> State {
         let ClockHistory { high, shift, .. } = self.clock;
         let Some(held) = self.states.get(limit, key) else { return limit.fresh() };
@@ -176,7 +177,7 @@ impl Downstream {
         } else {
             limit.adopt(held.state.clone())
         };
-        // Computed under the present numbers, which need not be those that the state was written under.
+        // Computed under the present numbers, which may differ from those that the state was written under.
         let whole = limit.whole_at(&state);
         if whole.plus(GRACE) <= high {
             return limit.fresh();
@@ -199,13 +200,13 @@ impl Downstream {
     #[inline]
     pub(super) fn take(
         &mut self,
-        (limit, place): (&Limit, usize),
+        (limit, index): (&Limit, usize),
         key: &str,
         when: (Micros, Micros),
         cost: u32,
     ) -> Result<Micros, Micros> {
         let (ClockHistory { high, shift, .. }, paused) = (self.clock, self.status.paused_until());
-        let slot = self.states.row(key, self.clock).slot(place);
+        let slot = self.states.row(key, self.clock).slot(index);
         let held = match slot {
             Some(held) if held.shift == shift && !held.is_absent(high) => held,
             Some(held) => {
@@ -265,9 +266,9 @@ impl ClockHistory {
 
 impl States {
     /// The index of the states of the limit with this name.
-    fn place(&mut self, limit: &str) -> usize {
-        let place = self.names.iter().position(|name| name == limit);
-        place.unwrap_or_else(|| {
+    fn index_of(&mut self, limit: &str) -> usize {
+        let index = self.names.iter().position(|name| name == limit);
+        index.unwrap_or_else(|| {
             self.names.push(limit.to_owned());
             self.names.len() - 1
         })
@@ -279,24 +280,24 @@ impl States {
 
     /// The storage of a limit's state, if there ever was one.
     fn slot(&mut self, limit: &Limit, key: &str) -> Option<&mut Option<StoredState>> {
-        let place = self.names.iter().position(|name| name == limit.name())?;
-        self.slot_at(place, key)
+        let index = self.names.iter().position(|name| name == limit.name())?;
+        self.slot_at(index, key)
     }
 
-    fn slot_at(&mut self, place: usize, key: &str) -> Option<&mut Option<StoredState>> {
+    fn slot_at(&mut self, index: usize, key: &str) -> Option<&mut Option<StoredState>> {
         let row = if key.is_empty() { Some(&mut self.whole) } else { self.keyed.get_mut(key) };
-        Some(row?.slot(place))
+        Some(row?.slot(index))
     }
 
     fn row(&mut self, key: &str, clock: ClockHistory) -> &mut Row {
         if key.is_empty() {
             return &mut self.whole;
         }
-        let place = self.keyed.index(key).unwrap_or_else(|| {
+        let index = self.keyed.index(key).unwrap_or_else(|| {
             self.sweep(clock);
             self.keyed.insert(key)
         });
-        self.keyed.at(place)
+        self.keyed.at(index)
     }
 
     /// Removes some of the keys whose states all equal absence.
@@ -304,7 +305,7 @@ impl States {
         if self.keyed.len() < SWEEP_THRESHOLD {
             return;
         }
-        // Compared on the clock that each state was written under.
+        // Each state is compared on the clock that it was written under.
         let is_absent = |held: &StoredState| held.whole.plus(GRACE) <= Micros(high.0 + shift - held.shift);
         self.keyed.sweep(|row| row.all(is_absent));
     }
@@ -312,12 +313,12 @@ impl States {
 
 #[cfg(test)]
 thread_local! {
-    /// The number of keys whose states this thread has looked through.
+    /// The number of keys whose states this thread has examined.
     pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 impl Row {
-    /// The states by the index of the limit; of the last ones there may be none.
+    /// The states by the index of the limit; the last ones may be missing.
     fn iter(&self) -> impl Iterator<Item = &Option<StoredState>> {
         std::iter::once(&self.first).chain(&self.more)
     }
@@ -329,14 +330,14 @@ impl Row {
     }
 
     #[inline]
-    fn slot(&mut self, place: usize) -> &mut Option<StoredState> {
-        if place == 0 {
+    fn slot(&mut self, index: usize) -> &mut Option<StoredState> {
+        if index == 0 {
             return &mut self.first;
         }
-        if self.more.len() < place {
-            self.more.resize(place, None);
+        if self.more.len() < index {
+            self.more.resize(index, None);
         }
-        &mut self.more[place - 1]
+        &mut self.more[index - 1]
     }
 }
 

@@ -1,4 +1,4 @@
-//! What replicas tell each other: in this process they are the daemon and those who look at it.
+//! The messages between replicas. In this process the daemon and its commands exchange them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::store::{
 };
 use crate::time::Micros;
 
-/// The summaries of replicas, and what they tell of downstreams.
+/// The summaries of replicas, and their reports about downstreams.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     /// The end of each replica's summary, and the summary.
@@ -21,7 +21,7 @@ pub(super) struct Fleet {
     parked_groups: HashMap<String, Vec<ParkedGroup>>,
     /// The last changes of each downstream, the oldest first.
     history: HashMap<String, Vec<HistoryEntry>>,
-    /// When each downstream was served last, by the prefix of the queues.
+    /// When each downstream was last served, by the prefix of the queues.
     served: HashMap<String, BTreeMap<String, Micros>>,
 }
 
@@ -46,7 +46,8 @@ impl Fleet {
         list.into_inner()
     }
 
-    /// Notes which downstreams are served, and returns those that nobody serves. `lua/served.lua` has the same rules.
+    /// Records which downstreams are served, and returns those that nobody serves. `lua/served.lua` has the same
+    /// rules.
     pub(super) fn served(&mut self, call: Served<'_>, now: Micros) -> ServedReply {
         let known = self.served.entry(call.prefix.to_owned()).or_default();
         if let Some(name) = call.forgotten {
@@ -59,7 +60,7 @@ impl Fleet {
         }
         let unserved = |(name, at): (&String, &Micros)| Unserved { name: name.clone(), served_at: *at };
         let mut all: Vec<Unserved> = known.iter().map(unserved).collect();
-        // Those of one instant stay in the order of their names.
+        // Downstreams of one instant stay in the order of their names.
         all.sort_by_key(|unserved| unserved.served_at);
         let excess = all.len().saturating_sub(MAX_SERVED).min(MAX_SERVED_BATCH);
         for dropped in all.drain(..excess) {
@@ -86,7 +87,7 @@ impl Fleet {
         entries.clone()
     }
 
-    /// What is to be written of it: all but the summaries, whose replicas end with this process.
+    /// The entries to write: all except the summaries, whose replicas end with this process.
     pub(super) fn entries(&self) -> Vec<Entry> {
         let parked = self.parked.iter().filter(|(_, jobs)| **jobs > 0);
         let parked = parked.map(|(name, jobs)| Entry::Parked { downstream: name.clone(), jobs: *jobs });
@@ -104,7 +105,7 @@ impl Fleet {
         parked.chain(history).chain(served).collect()
     }
 
-    /// Takes an entry as it was written.
+    /// Restores an entry as it was written.
     pub(super) fn restore(&mut self, entry: Entry) {
         match entry {
             Entry::Parked { downstream, jobs } => {
@@ -112,7 +113,7 @@ impl Fleet {
             }
             Entry::History { downstream, entry } => {
                 let entries = self.history.entry(downstream).or_default();
-                // What came while all was written anew is there once more.
+                // An entry that was added while everything was written again is there twice.
                 if entries.contains(&entry) {
                     return;
                 }

@@ -48,7 +48,7 @@ impl MemoryStore {
     pub fn handle(&self, downstream: &str, limits: LimitSet) -> Result<MemoryHandle, StoreError> {
         Scope { downstream, key: "" }.check()?;
         let downstream = self.open(downstream, || self.clock.now());
-        let single = limits.single().map(|limit| (limit.clone(), lock(&downstream).place(limit)));
+        let single = limits.single().map(|limit| (limit.clone(), lock(&downstream).index_of(limit)));
         let (clock, latest, unordered) = (Arc::clone(&self.clock), limits.latest(1), limits.is_tat());
         Ok(MemoryHandle { clock, downstream, limits: Arc::new(limits), latest, single, unordered })
     }
@@ -58,11 +58,11 @@ impl MemoryHandle {
     /// Takes `cost` from every limit if it fits now. With an empty key the limits are the whole
     /// downstream's. A refusal takes nothing.
     ///
-    /// The limits are taken as they are: a leaky bucket charges behind. A policer wants its meter; see
+    /// The limits are used as they are: a leaky bucket charges behind. A policer needs its meter; see
     /// [`LimitSet::policing`].
     ///
     /// # Errors
-    /// [`Refusal`]: when it would fit, [`Micros::MAX`] for never, and by which limit.
+    /// [`Refusal`]: when it would fit ([`Micros::MAX`] for never), and by which limit.
     pub fn take(&self, key: &str, cost: u32) -> Result<Micros, Refusal> {
         self.reserve(key, cost, Duration::ZERO)
     }
@@ -88,15 +88,15 @@ impl MemoryHandle {
         if downstream.status.is_stopped() {
             return Err(Refusal { slot: Micros::MAX, limit: 0 });
         }
-        if let Some((limit, place)) = &self.single {
-            let taken = downstream.take((limit, *place), key, (now, until), cost);
+        if let Some((limit, index)) = &self.single {
+            let taken = downstream.take((limit, *index), key, (now, until), cost);
             return taken.map_err(|slot| Refusal { slot, limit: 0 });
         }
         let mut states: Vec<_> = self.limits.iter().map(|limit| downstream.read(limit, key, now)).collect();
         let plan = self.limits.plan(&mut states, now, Costs::Each(&[cost]), until);
         let taken = plan.taken();
-        for (place, (limit, state)) in self.limits.iter().zip(states).enumerate() {
-            if taken.has(place) {
+        for (index, (limit, state)) in self.limits.iter().zip(states).enumerate() {
+            if taken.has(index) {
                 downstream.write(limit, key, state);
             }
         }
@@ -106,7 +106,7 @@ impl MemoryHandle {
         }
     }
 
-    /// The present time of the clock that it decides by.
+    /// The present time of the clock that decides.
     #[must_use]
     pub fn now(&self) -> Micros {
         self.clock.now()

@@ -1,4 +1,4 @@
-//! A store in memory whose changes are written, and that begins with what was written before.
+//! A store in memory whose changes are written, and that starts with what was written before.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::store::journal::{Entry, Journal};
 use crate::store::{Served, ServedReply, StoreError, check_downstream};
 use crate::time::{Clock, Micros};
 
-/// How the clock stands to the one of the run before.
+/// The clock, compared with the clock of the run before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) struct Resumed {
     /// The highest instant that the clock of the run before has shown.
@@ -24,7 +24,7 @@ impl MemoryStore {
         Self { journal: Some(journal), ..Self::with_clock(clock) }
     }
 
-    /// Takes what was written before. A store that has decided already must not.
+    /// Restores what was written before. It must be called before the store has decided anything.
     pub(in crate::store) fn restore(&self, entries: Vec<Entry>, resumed: Resumed) {
         let of = |name: &str| self.open(name, || resumed.high);
         for entry in entries {
@@ -36,7 +36,7 @@ impl MemoryStore {
                     let downstream = of(&record.downstream);
                     lock(&downstream).restore(*record);
                 }
-                // It is an instant of the clock of the run before.
+                // Its end is an instant of the clock of the run before.
                 Entry::Tombstone { tombstone, .. } if tombstone.until.0 - resumed.back <= resumed.high.0 => {}
                 Entry::Tombstone { downstream, version, tombstone } => {
                     lock(&of(&downstream)).restore_tombstone(version, tombstone);
@@ -49,8 +49,8 @@ impl MemoryStore {
         }
     }
 
-    /// Has all taken that is to be written with this batch, in parts, between which calls are decided; without a batch the
-    /// states as they are, without their leases: then nothing may be decided any more.
+    /// Passes to `take` all entries to write with this batch, in parts, between which calls are decided. Without a
+    /// batch these are the states as they are, without their leases: then nothing may be decided any more.
     ///
     /// # Errors
     /// The first error of `take`.
@@ -114,7 +114,7 @@ impl MemoryStore {
         Ok(Decided::uncharged(answer, batch))
     }
 
-    /// Notes which downstreams are served. That they still are is not written each time, but with everything else.
+    /// Records which downstreams are served. That they still are is not written each time, but with everything else.
     pub(super) fn serve(&self, call: Served<'_>) -> Result<ServedReply, StoreError> {
         call.check()?;
         let mut fleet = lock(&self.fleet);

@@ -26,8 +26,8 @@ impl Downstream {
         let mut before = call.limits.marks(states);
         before.extend(keyed.states.iter().map(|(limit, state)| limit.mark(state)));
         let plan = call.plan_lanes((states, &mut keyed), (now, now), (&self.status, lanes));
-        for (place, ((limit, key), (_, state))) in touched.all.iter().zip(&keyed.states).enumerate() {
-            if limit.mark(state) != before[own + place] {
+        for (index, ((limit, key), (_, state))) in touched.all.iter().zip(&keyed.states).enumerate() {
+            if limit.mark(state) != before[own + index] {
                 self.write(limit, key, state.clone());
             }
         }
@@ -92,8 +92,8 @@ impl Downstream {
         u32::try_from(self.leases.len()).unwrap_or(u32::MAX)
     }
 
-    /// The call as it counts while others wait in order or hold leases; without them, as it counts for a caller that is
-    /// alone. A call that is still shared yields to others.
+    /// The call as it counts while others wait in order or hold leases. Without them, it counts as the call of a
+    /// caller that is alone. A call that is still shared yields to others.
     pub(super) fn yielding<'a>(&mut self, call: Reserve<'a>, states: &[State], now: Micros) -> Reserve<'a> {
         let Some(shared) = call.sharing.horizon() else { return call };
         let SharedHorizon { replica, horizon, waits_here } = shared;

@@ -291,7 +291,7 @@ async fn no_call_for_a_known_key_looks_at_all_others() {
         let before = EXAMINED.get();
         bench.reserve(&index.to_string(), START, &[1], 0).await;
         let after = EXAMINED.get();
-        assert!(after - before <= 16, "a new key looks at {} others of {index}", after - before);
+        assert!(after - before <= 16, "a new key examines {} others of {index}", after - before);
         bench.reserve("0", START, &[1], 0).await;
         assert_eq!(EXAMINED.get(), after, "with {} keys", index + 1);
     }

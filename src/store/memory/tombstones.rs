@@ -49,7 +49,7 @@ impl Tombstones {
         Some(Answer { changed, page: Vec::new(), up_to: *version })
     }
 
-    /// The tombstones that the call changes, as they are to be.
+    /// The tombstones that the call changes, in their new form.
     fn changes(&self, call: TombstoneCall<'_>, now: Micros) -> Vec<Tombstone> {
         let known = |id: &Arc<str>| self.by_id.get(id).copied();
         let after = |until: Micros| Micros(until.0 + 1);
@@ -108,7 +108,7 @@ impl Tombstones {
         self.by_end = self.by_id.iter().map(|(id, entry)| (entry.until, Arc::clone(id))).collect();
     }
 
-    /// Takes a tombstone as it was.
+    /// Restores a tombstone as it was.
     pub(super) fn restore(&mut self, version: u64, Tombstone { id, until, is_undone }: Tombstone) {
         self.put(id, Entry { version, until, is_undone });
     }
@@ -122,7 +122,7 @@ impl Tombstones {
         self.by_end.insert((entry.until, id));
     }
 
-    /// Removes those that have ended.
+    /// Removes the tombstones that have ended.
     fn prune(&mut self, now: Micros) {
         while let Some((until, _)) = self.by_end.first()
             && *until <= now

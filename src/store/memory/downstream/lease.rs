@@ -1,4 +1,4 @@
-//! What is on disk of a state, in a store that lasts: ahead of its grants.
+//! The part of a state that is on disk, in a store that lasts: it is ahead of the grants.
 
 use crate::limit::{Limit, State};
 use crate::store::journal::Place;
@@ -7,23 +7,23 @@ use crate::time::Micros;
 #[cfg(test)]
 mod tests;
 
-/// What is written of a state.
+/// The written part of a state.
 ///
-/// On disk is `held` or, as soon as the writer has it, `next`; while `held` is none, any state of before, until `next` is
-/// there. Whatever is answered must be covered by all that may be on disk then. So a call waits for nothing only where `held`
-/// and `next`, if there is one, both cover the state that it leaves; and what is submitted covers the state of its time, in
-/// which is everything that was answered before and not given back.
+/// On disk is `held` or, once the writer has it, `next`. While `held` is `None`, any earlier state may be on disk,
+/// until `next` is. Every answer must be covered by all states that may be on disk at that time. So a call must wait
+/// unless `held` and `next`, if there is one, both cover the state that the call leaves. And a submitted state covers
+/// the state of its time, which contains everything that was answered before and not given back.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     /// The state that is on disk.
     held: Option<State>,
-    /// The one that is to replace it, and where that was submitted.
+    /// The state that replaces it, and where that was submitted.
     next: Option<(State, Place)>,
     /// As in `StoredState`. On a clock that has stepped since, none of it counts.
     pub(super) shift: i64,
     /// An instant from which all states that may be on disk equal absence.
     pub(super) whole: Micros,
-    /// The number of the charge that the state in memory is of.
+    /// The number of the charge that made the state in memory.
     pub(super) revision: u64,
 }
 
@@ -33,8 +33,8 @@ impl Lease {
         Self { held: None, next: None, shift, whole: Micros(0), revision: 0 }
     }
 
-    /// What is written of a state on the clock of this shift, as far as it is known, once all batches up to this one are
-    /// written.
+    /// The written part of a state on the clock of this shift, as far as it is known, once all batches up to this one
+    /// are written.
     pub(super) fn settled(known: Option<Box<Self>>, shift: i64, written: u64) -> Box<Self> {
         let known = known.filter(|lease| lease.shift == shift);
         let mut lease = known.unwrap_or_else(|| Box::new(Self::unknown(shift)));
@@ -49,29 +49,29 @@ impl Lease {
         self.next.as_ref().map(|(state, _)| state).or(self.held.as_ref())
     }
 
-    /// The state for a new file, which has all that was submitted up to this batch. One of a later batch is not in it while it
-    /// may still be replaced in that batch: on disk would be neither `held` nor `next`.
+    /// The state for a new file, which contains all that was submitted up to this batch. A state of a later batch is
+    /// left out while that batch may still replace it: otherwise the disk would have neither `held` nor `next`.
     pub(super) fn kept_in(&self, batch: u64) -> Option<&State> {
         let is_due = |(_, place): &&(State, Place)| place.batch <= batch || self.held.is_none();
         self.next.as_ref().filter(is_due).map(|(state, _)| state).or(self.held.as_ref())
     }
 
-    /// Where the state was submitted that is to replace the one on disk, if there is one.
+    /// Where the state was submitted that replaces the one on disk, if there is one.
     pub(super) fn place(&self) -> Option<Place> {
         self.next.as_ref().map(|(_, place)| *place)
     }
 
-    /// Takes note of a state that was submitted.
+    /// Records a state that was submitted.
     pub(super) fn follow(&mut self, next: State, place: Place, whole: Micros) {
-        // Of one in another batch it is not known whether it is on disk by now.
+        // Nobody knows whether a state of another batch is on disk by now.
         if self.place().is_some_and(|before| before.batch != place.batch) {
             self.held = None;
         }
         (self.next, self.whole) = (Some((next, place)), whole.max(self.whole));
     }
 
-    /// The batch from which on all that may be on disk covers this state: 0 if it does already, and `None` if no batch that
-    /// was submitted makes it so.
+    /// The batch from which all states that may be on disk cover this state: 0 if they do already, and `None` if no
+    /// submitted batch achieves that.
     pub(super) fn covers(&self, limit: &Limit, state: &State) -> Option<u64> {
         let is_held = self.held.as_ref().is_some_and(|held| limit.covers(held, state));
         match &self.next {

@@ -7,7 +7,7 @@ use super::Downstream;
 use crate::store::{Change, CoolDown, CoolDownCall, Pause, Recall, RecordState, Status};
 use crate::time::Micros;
 
-/// What a record has beside its status. Redis has a key for each.
+/// The parts of a record besides its status. Redis has a key for each.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Attached {
     /// The terms of the status's generation.
@@ -43,7 +43,7 @@ impl Downstream {
     /// Makes a change, and returns whether it changed anything.
     pub(in crate::store::memory) fn update(&mut self, change: Change<'_>, now: Micros) -> bool {
         let (status, mut is_cooled) = (self.status, false);
-        // Not below the store's now, so that a change after a loss has a later version than any before it.
+        // At least the store's now, so that a change after a loss has a later version than any before it.
         let next = (status.pause.version + 1).max(u64::try_from(now.0).unwrap_or_default());
         match change {
             Change::Penalize(span) => self.status.penalty = status.penalty.max(now.plus(span)),
@@ -68,7 +68,7 @@ impl Downstream {
                 self.status.reset = (status.reset + 1).max(u64::try_from(least.0).unwrap_or_default());
                 for limit in limits {
                     let last = self.last(limit);
-                    // What is written covers the new state too, and the reset would be lost with the process.
+                    // A lease on disk may cover the new state too, and then the reset would be lost with the process.
                     self.replace(limit, "", limit.restarted(last.max(now)));
                 }
             }
@@ -77,7 +77,7 @@ impl Downstream {
         }
         let paused = |status: &Status| (status.pause.version, status.generation);
         if paused(&self.status) != paused(&status) {
-            // Turns that were booked behind the pause begin too late now, or have too few slots.
+            // Turns that were booked behind the pause now begin too late, or have too few slots.
             self.queue.forget_turns();
         }
         let is_changed = self.status != status || is_cooled;

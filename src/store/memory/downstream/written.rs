@@ -1,4 +1,4 @@
-//! What a store that lasts writes of a downstream: its record with each change of it, and its states ahead of the grants.
+//! What a store that lasts writes of a downstream: its record after each change, and its states ahead of the grants.
 
 use std::sync::Arc;
 
@@ -10,28 +10,28 @@ use crate::store::journal::{Entry, Journal, KeptRecord, KeptState};
 use crate::store::{GRACE, Status, Tombstone};
 use crate::time::Micros;
 
-/// The keys whose states are collected without a pause, in which calls wait.
+/// The number of keys whose states are collected at once, while calls wait.
 const PART: usize = 1024;
 
-/// Writes what changes of a downstream.
+/// Writes the changes of a downstream.
 #[derive(Debug)]
 pub(in crate::store::memory) struct Writing {
     pub(super) journal: Arc<Journal>,
     pub(super) downstream: String,
     /// The batch that must be written before the present call is answered; 0 for none.
     pub(super) batch: u64,
-    /// What the present call has charged.
+    /// The charges of the present call.
     charged: Vec<Charged>,
     /// The number of the latest charge.
     revision: u64,
 }
 
-/// A state that a call has charged, with what is needed to undo that.
+/// A state that a call has charged, with the data to undo that.
 #[derive(Debug)]
 pub(in crate::store::memory) struct Charged {
     limit: Limit,
     key: Box<str>,
-    /// Without its lease, which goes on.
+    /// The state without its lease, which stays.
     before: Option<StoredState>,
     revision: u64,
 }
@@ -46,8 +46,8 @@ impl Writing {
         self.batch = self.journal.submit(entry);
     }
 
-    /// Takes care that a state which a call has charged is covered by what is written when the call is answered. A lease
-    /// that is half used is renewed, without anybody waiting for it.
+    /// Ensures that a state which a call has charged is covered by what is written when the call is answered. A lease
+    /// that is half used is renewed, and no call waits for that.
     fn charge(&mut self, of: (&Limit, &str), state: &State, lease: &mut Lease) {
         let (limit, _) = of;
         let Some(batch) = lease.covers(limit, state) else {
@@ -61,15 +61,15 @@ impl Writing {
         }
     }
 
-    /// Has what is written follow a state of which units were given back, where it is more than a lease beyond that: a kill
-    /// would lose them. Nobody waits for it, as what is on disk covers all that was answered.
+    /// Submits a state of which units were given back, if the lease is more than another lease beyond it: a kill
+    /// would lose these units. No call waits for it, as what is on disk covers all that was answered.
     fn give_back(&self, of: (&Limit, &str), state: &State, lease: &mut Lease) {
         if lease.latest().is_none_or(|latest| of.0.is_beyond_lease(latest, state)) {
             self.renew(of, state, lease);
         }
     }
 
-    /// Submits a state as it is leased, and returns its batch. Nobody waits for it yet.
+    /// Submits a state as it is leased, and returns its batch. No call waits for it yet.
     fn renew(&self, (limit, key): (&Limit, &str), state: &State, lease: &mut Lease) -> u64 {
         let next = limit.leased(state, LEASE);
         debug_assert!(limit.covers(&next, state), "{limit:?}: {next:?} is less than {state:?}");
@@ -90,8 +90,8 @@ impl Downstream {
     /// Stores a state that a call has charged.
     pub(in crate::store::memory) fn write(&mut self, limit: &Limit, key: &str, state: State) {
         let (shift, whole) = (self.clock.shift, limit.whole_at(&state));
-        let place = self.states.place(limit.name());
-        let slot = self.states.row(key, self.clock).slot(place);
+        let index = self.states.index_of(limit.name());
+        let slot = self.states.row(key, self.clock).slot(index);
         let lease = self.writing.as_mut().map(|writing| {
             let mut before = slot.take();
             let known = before.as_mut().and_then(|stored| stored.lease.take());
@@ -106,11 +106,11 @@ impl Downstream {
         *slot = Some(StoredState { state, shift, whole, lease });
     }
 
-    /// Stores a state of which a call has given units back.
+    /// Stores a state to which a call has given units back.
     pub(in crate::store::memory) fn give_back(&mut self, limit: &Limit, key: &str, state: State) {
         let (shift, whole) = (self.clock.shift, limit.whole_at(&state));
-        let place = self.states.place(limit.name());
-        let slot = self.states.row(key, self.clock).slot(place);
+        let index = self.states.index_of(limit.name());
+        let slot = self.states.row(key, self.clock).slot(index);
         let lease = self.writing.as_ref().map(|writing| {
             let known = slot.take().and_then(|stored| stored.lease);
             let mut lease = Lease::settled(known, shift, writing.journal.written());
@@ -121,8 +121,8 @@ impl Downstream {
         *slot = Some(StoredState { state, shift, whole, lease });
     }
 
-    /// Puts a state in the place of another one, whatever is written of that: by one entry, so that no other state is ever on
-    /// disk in between.
+    /// Replaces a state by another one, regardless of what is written of it. It uses one entry, so that no other
+    /// state is ever on disk in between.
     pub(in crate::store::memory) fn replace(&mut self, limit: &Limit, key: &str, state: State) {
         if let Some(stored) = self.states.get(limit, key) {
             stored.lease = None;
@@ -142,14 +142,14 @@ impl Downstream {
         }
     }
 
-    /// What the present call has charged, if it has to wait before it is answered.
+    /// The charges of the present call, if it must wait before it is answered.
     pub(in crate::store::memory) fn charged(&mut self) -> Vec<Charged> {
         let Some(writing) = self.writing.as_mut().filter(|writing| writing.batch > 0) else { return vec![] };
         std::mem::take(&mut writing.charged)
     }
 
-    /// Undoes what a call has charged that will not be answered, where nothing was charged since. What is written follows, as
-    /// after slots that are given back.
+    /// Undoes the charges of a call that will not be answered, where nothing was charged since. What is written
+    /// follows, as after slots that are given back.
     pub(in crate::store::memory) fn undo(&mut self, charged: Vec<Charged>) {
         for Charged { limit, key, before, revision } in charged.into_iter().rev() {
             let Some(slot) = self.states.slot(&limit, &key) else { continue };
@@ -157,7 +157,7 @@ impl Downstream {
                 stored.lease.as_ref().is_some_and(|lease| lease.revision == revision)
             };
             let Some(StoredState { shift, lease, .. }) = slot.take_if(is_latest) else { continue };
-            // One of another shift equals absence, or the call would have corrected it.
+            // A state of another shift equals absence, or the call would have corrected it.
             let before = before.filter(|before| before.shift == shift);
             let fresh = || StoredState { state: limit.fresh(), shift, whole: Micros(0), lease: None };
             let before = before.unwrap_or_else(fresh);
@@ -185,7 +185,7 @@ impl Downstream {
         self.writing.as_ref().map_or(0, |writing| writing.batch)
     }
 
-    /// Has the record written, if the store lasts.
+    /// Submits the record, if the store lasts.
     pub(in crate::store::memory) fn write_record(&mut self) {
         if let Some(record) = self.kept_record()
             && let Some(writing) = &mut self.writing
@@ -194,7 +194,7 @@ impl Downstream {
         }
     }
 
-    /// Has the tombstones written that changed after this version, if the store lasts.
+    /// Submits the tombstones that changed after this version, if the store lasts.
     pub(in crate::store::memory) fn write_tombstones(&mut self, after: u64) {
         let Some(writing) = &mut self.writing else { return };
         for (version, tombstone) in self.tombstones.since(after) {
@@ -203,9 +203,9 @@ impl Downstream {
         }
     }
 
-    /// The states of the whole downstream, the tombstones and the record, as entries: the states as they are leased up to this
-    /// batch, and without one as they are. States that equal absence are left out, and so is a record that says nothing: that of
-    /// a name that is gone would otherwise be kept for ever.
+    /// The states of the whole downstream, the tombstones and the record, as entries: the states as they are leased
+    /// up to this batch, and without a batch as they are. States that equal absence are left out, and so is an empty
+    /// record: otherwise the record of a name that is gone would be kept for ever.
     pub(in crate::store::memory) fn entries(&self, batch: Option<u64>) -> Vec<Entry> {
         let Some(writing) = &self.writing else { return Vec::new() };
         let mut all = Vec::new();
@@ -220,14 +220,14 @@ impl Downstream {
         all
     }
 
-    /// Whether the record says no more than that of a downstream which has just been named. States are written under its shift.
+    /// Whether the record equals that of a new downstream. States are written under its shift.
     fn is_as_new(&self) -> bool {
         self.clock.shift == 0 && self.status == Status::default() && self.attached == Attached::default()
     }
 
-    /// The states of some keys whose indices are below `end`, as entries, and the least of these indices. So all are visited
-    /// from the last to the first: one that is put into the place of a key that was removed meanwhile has been visited, or is
-    /// still to come.
+    /// The states of some keys whose indices are below `end`, as entries, and the least of these indices. So all keys
+    /// are visited from the last to the first: a key that replaces a removed one meanwhile was visited already, or
+    /// will be.
     pub(in crate::store::memory) fn keyed_entries(
         &self,
         end: usize,
@@ -247,7 +247,8 @@ impl Downstream {
             let lease = stored.lease.as_ref().filter(|lease| lease.shift == stored.shift).zip(batch);
             let leased = lease.and_then(|(lease, batch)| Some((lease.kept_in(batch)?, lease.whole)));
             let (state, whole) = leased.unwrap_or((&stored.state, stored.whole));
-            // A state may equal absence and have a lease by which calls are answered, as after slots were given back.
+            // A state may equal absence and still have a lease by which calls are answered, as after slots were given
+            // back.
             if whole.plus(GRACE) <= Micros(high.0 + shift - stored.shift) {
                 continue;
             }
@@ -270,33 +271,33 @@ impl Downstream {
         })))
     }
 
-    /// Takes the record as it was written.
+    /// Restores the record as it was written.
     pub(in crate::store::memory) fn restore(&mut self, record: KeptRecord) {
         let KeptRecord { epoch, shift, status, terms, note, cool_down, .. } = record;
         (self.epoch, self.clock.shift, self.status) = (epoch, shift, status);
         self.attached = Attached { terms, note, cool_down };
     }
 
-    /// Takes a state as it was written.
+    /// Restores a state as it was written.
     pub(in crate::store::memory) fn restore_state(
         &mut self,
         limit: &str,
         key: &str,
         kept: Option<KeptState>,
     ) {
-        let place = self.states.place(limit);
-        let slot = self.states.row(key, self.clock).slot(place);
+        let index = self.states.index_of(limit);
+        let slot = self.states.row(key, self.clock).slot(index);
         *slot =
             kept.map(|KeptState { state, shift, whole }| StoredState { state, shift, whole, lease: None });
     }
 
-    /// Takes a tombstone as it was written.
+    /// Restores a tombstone as it was written.
     pub(in crate::store::memory) fn restore_tombstone(&mut self, version: u64, tombstone: Tombstone) {
         self.tombstones.restore(version, tombstone);
     }
 
-    /// Begins on a clock that has shown `high`, and has stepped back by `back` µs since then: forward where that is
-    /// negative.
+    /// Starts on a clock that has shown `high`, and has stepped back by `back` µs since then, or forward where that
+    /// is negative.
     pub(in crate::store::memory) fn resume(&mut self, high: Micros, back: i64) {
         self.clock.high = high;
         if back != 0 {

@@ -34,7 +34,7 @@ enum Op {
     Reserve(usize, [u32; 5]),
     /// Checks one job of these costs, as a policer does.
     Check([u32; 5]),
-    /// Cancels the reservation that many places from the last one; with `true` also if its slot has passed.
+    /// Cancels the reservation this many before the last one; with `true` also if its slot has passed.
     Cancel(usize, bool),
 }
 
@@ -43,7 +43,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         5 => (1_usize..4, costs()).prop_map(|(jobs, costs)| Op::Reserve(jobs, costs)),
         1 => costs().prop_map(Op::Check),
-        5 => (prop::sample::select(vec![0, 0, 0, 1, 2, 5]), any::<bool>()).prop_map(|(place, any)| Op::Cancel(place, any)),
+        5 => (prop::sample::select(vec![0, 0, 0, 1, 2, 5]), any::<bool>()).prop_map(|(index, any)| Op::Cancel(index, any)),
     ]
 }
 
@@ -87,9 +87,9 @@ impl Timeline {
             && charged.all(|(taken, _)| taken.last() == Some(&held.taken))
     }
 
-    async fn cancel(&mut self, place: usize, is_unused: bool) -> Result<(), TestCaseError> {
-        let Some(place) = self.held.len().checked_sub(place + 1) else { return Ok(()) };
-        let held = &self.held[place];
+    async fn cancel(&mut self, index: usize, is_unused: bool) -> Result<(), TestCaseError> {
+        let Some(index) = self.held.len().checked_sub(index + 1) else { return Ok(()) };
+        let held = &self.held[index];
         let Granted { slot, charged, before, after } = &held.granted;
         let now = self.clock.now();
         let due = self.is_tail(held) && (now < *slot || is_unused);
@@ -104,7 +104,7 @@ impl Timeline {
             return Ok(());
         }
         self.given_back += 1;
-        let Reservation { costs, taken: number, .. } = self.held.remove(place);
+        let Reservation { costs, taken: number, .. } = self.held.remove(index);
         for taken in &mut self.taken {
             taken.retain(|other| *other != number);
         }
@@ -129,7 +129,7 @@ impl Timeline {
                 let rows: Vec<_> = self.limits.rows(costs).collect();
                 self.take(&self.limits.charged(&rows[0], charge));
             }
-            Op::Cancel(place, is_unused) => self.cancel(place, is_unused).await?,
+            Op::Cancel(index, is_unused) => self.cancel(index, is_unused).await?,
         }
         Ok(())
     }

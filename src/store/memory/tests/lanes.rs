@@ -31,15 +31,15 @@ fn store() -> (MemoryStore, Arc<ManualClock>) {
 }
 
 /// The outcome of each job: its slot in ms after START, or the limit that it waits for and until when.
-async fn told(store: &MemoryStore, call: &Reserve<'_>) -> Vec<Result<i64, (i64, usize)>> {
+async fn outcomes(store: &MemoryStore, call: &Reserve<'_>) -> Vec<Result<i64, (i64, usize)>> {
     let reserved = store.reserve(*call).await.unwrap();
     let since = |at: Micros| (at.0 - START) / MS;
-    let told = |outcome| match outcome {
+    let shown = |outcome| match outcome {
         Outcome::Granted(slot) => Ok(since(slot)),
         Outcome::NotYet { retry_at, limit } => Err((since(retry_at), limit)),
         other => panic!("{other:?}"),
     };
-    reserved.outcomes(call).into_iter().map(told).collect()
+    reserved.outcomes(call).into_iter().map(shown).collect()
 }
 
 #[tokio::test]
@@ -58,14 +58,14 @@ async fn the_first_whose_lane_is_ready_has_the_next_slot() {
         Ok(80),
         Ok(40),
     ];
-    assert_eq!(told(&store, &call(&own, &lanes, &of)).await, expected);
+    assert_eq!(outcomes(&store, &call(&own, &lanes, &of)).await, expected);
     clock.set(Micros(START + 100 * MS));
     let expected = [Ok(100), Ok(160), Err((210, 1)), Ok(140), Err((190, 1)), Ok(120)];
     let again = Lanes { all: &lanes, of: &of, lead: LEAD, most: u32::MAX };
     let jobs = [2, 2, 2, 1, 1, 0].map(Some);
     let call = Reserve { lanes: Some(Lanes { of: &jobs, ..again }), ..call(&own, &lanes, &of) };
     assert_eq!(
-        told(&store, &call).await,
+        outcomes(&store, &call).await,
         expected,
         "the slot at 180 is nobody's yet, since no lane is ready by then"
     );
@@ -82,7 +82,7 @@ async fn lanes_of_one_tenant_share_its_limit_and_jobs_without_a_lane_go_between(
     let expected = [Ok(0), Ok(10), Ok(1), Ok(2), Err((20, 1))];
     let short = Lanes { all: &lanes, of: &of, lead: LEAD / 2, most: u32::MAX };
     let call = Reserve { lanes: Some(short), ..call(&own, &lanes, &of) };
-    assert_eq!(told(&store, &call).await, expected);
+    assert_eq!(outcomes(&store, &call).await, expected);
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_dear_job_waits_for_the_window_of_the_downstream_and_others_have_what_
     let call = Reserve { costs: Costs::Each(&costs), ..call(&own, &lanes, &of) };
     let minute = Err((60_000, 0));
     assert_eq!(
-        told(&store, &call).await,
+        outcomes(&store, &call).await,
         [Ok(0), minute, minute, Ok(0), Ok(0), minute],
         "in order within a lane"
     );
@@ -113,9 +113,9 @@ async fn a_call_is_granted_no_more_slots_than_it_asks_for() {
     let two = Lanes { all: &lanes, of: &of, lead: LEAD, most: 2 };
     let call = Reserve { lanes: Some(two), ..call(&own, &lanes, &of) };
     // The second job of the first lane waits for that lane, and the last two lanes only for the next call.
-    assert_eq!(told(&store, &call).await, [Ok(0), Err((200, 1)), Ok(0), Err((0, 0)), Err((0, 0))]);
+    assert_eq!(outcomes(&store, &call).await, [Ok(0), Err((200, 1)), Ok(0), Err((0, 0)), Err((0, 0))]);
     let none = Reserve { lanes: Some(Lanes { most: 0, ..two }), ..call };
-    assert!(told(&store, &none).await.iter().all(Result::is_err), "none is taken");
+    assert!(outcomes(&store, &none).await.iter().all(Result::is_err), "none is taken");
     let reserved = store.reserve(none).await.unwrap();
     assert_eq!((reserved.refused, reserved.next), (None, reserved.stamp.now), "the burst is still open");
 }
@@ -132,8 +132,8 @@ async fn a_slot_is_given_back_to_both_levels() {
     let reserved = store.reserve(call).await.unwrap();
     let dump = || [store.dump(SCOPE, &own), store.dump(Scope { key: "x", ..SCOPE }, &lane)];
     let granted = reserved.granted_in_lanes(&call);
-    let cancel = async |place: usize| {
-        let granted = &granted[place];
+    let cancel = async |index: usize| {
+        let granted = &granted[index];
         let (charged, before, after) = (&granted.charged, &granted.before, &granted.after);
         let cancel = Cancel {
             scope: SCOPE,
@@ -156,7 +156,7 @@ async fn a_slot_is_given_back_to_both_levels() {
 }
 
 #[tokio::test]
-async fn each_job_is_told_why_it_has_no_slot() {
+async fn each_job_learns_why_it_has_no_slot() {
     let (store, clock) = store();
     let (own, lane) = (set([leaky("own", "1/m")]), set([leaky("lane", "1/s")]));
     let lanes = [Lane { limits: &lane, keys: &["a"] }];
@@ -209,8 +209,8 @@ async fn calls_that_make_no_sense_are_refused() {
     assert_eq!(store.key_count("d"), 0, "nothing was taken");
 }
 
-/// The lanes could use one and a half times the downstream's rate: none of its slots is idle, no lane gets more than
-/// its own limits allow, not even the one that stands first in each call.
+/// The lanes could use one and a half times the downstream's rate: none of its slots is idle, and no lane gets more
+/// than its own limits allow, not even the one that is first in each call.
 #[tokio::test]
 async fn no_slot_is_idle_while_lanes_could_use_it() {
     let (store, clock) = store();
@@ -220,7 +220,7 @@ async fn no_slot_is_idle_while_lanes_could_use_it() {
     let lanes: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &lane, keys }).collect();
     let mut slots = vec![vec![]; 300];
     let mut calls = 0;
-    // A caller asks every 50 ms for all lanes, those served last at the end.
+    // A caller asks every 50 ms for all lanes, with those served last at the end.
     let mut order: Vec<u16> = (0..300).collect();
     for millis in (0..5000).step_by(50) {
         clock.set(Micros(START + millis * MS));
@@ -246,7 +246,7 @@ async fn no_slot_is_idle_while_lanes_could_use_it() {
     assert!(most - least <= 1, "{least} to {most}");
 }
 
-/// Each slot of one lane delays all the others, and a call must end in time all the same.
+/// Each slot of one lane delays all the others, and still a call must end in time.
 #[tokio::test]
 async fn a_call_for_many_lanes_of_one_tenant_leaves_some_to_the_next() {
     let (store, _) = store();
@@ -258,12 +258,12 @@ async fn a_call_for_many_lanes_of_one_tenant_leaves_some_to_the_next() {
     let of: Vec<Option<u16>> = (0..1024).map(Some).collect();
     let first = store.reserve(call(&own, &lanes, &of)).await.unwrap();
     assert!((1..100).contains(&first.slots.len()), "{} slots", first.slots.len());
-    assert_eq!((first.refused, first.passed.len()), (None, 1024 - first.slots.len()), "each is told");
+    assert_eq!((first.refused, first.passed.len()), (None, 1024 - first.slots.len()), "each has an outcome");
     let again = store.reserve(call(&own, &lanes, &of[first.slots.len()..])).await.unwrap();
     assert_eq!(
         again.slots[0].since(*first.slots.last().unwrap()),
         Duration::from_micros(10),
-        "it goes on there"
+        "it continues there"
     );
 }
 
@@ -280,7 +280,7 @@ proptest! {
         most in prop_oneof![Just(u32::MAX), 0_u32..20],
     ) {
         let named = |limits: Vec<Limit>, prefix: &str| {
-            let name = |(place, limit): (usize, Limit)| limit.named(format!("{prefix}{place}"));
+            let name = |(index, limit): (usize, Limit)| limit.named(format!("{prefix}{index}"));
             set(limits.into_iter().enumerate().map(name))
         };
         let (own, lane) = (named(own, "own"), named(lane, "lane"));
@@ -307,12 +307,12 @@ proptest! {
         for (slot, job) in taken {
             prop_assert_eq!(own.earliest(&whole, slot, costs[job]), slot, "the downstream's at {}", job);
             own.commit(&mut whole, slot, costs[job]);
-            if let Some(place) = of[job].map(usize::from) {
-                prop_assert_eq!(lane.earliest(&each[place], slot, costs[job]), slot, "the lane's at {}", job);
-                lane.commit(&mut each[place], slot, costs[job]);
+            if let Some(index) = of[job].map(usize::from) {
+                prop_assert_eq!(lane.earliest(&each[index], slot, costs[job]), slot, "the lane's at {}", job);
+                lane.commit(&mut each[index], slot, costs[job]);
             }
         }
-        prop_assert_eq!(reserved.slots.len() + reserved.passed.len(), jobs.len(), "each is told");
+        prop_assert_eq!(reserved.slots.len() + reserved.passed.len(), jobs.len(), "each has an outcome");
         prop_assert!(reserved.slots.len() as u64 <= u64::from(most), "{} of {}", reserved.slots.len(), most);
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 const START: Micros = Micros(1_760_000_000_000_000);
-/// The batch of what was submitted, and a later one.
+/// The batch of the submitted state, and a later one.
 const BATCH: u64 = 7;
 const LATER: u64 = 8;
 
@@ -9,7 +9,7 @@ fn limit() -> Limit {
     Limit::gcra("g", "10/s".parse().unwrap(), 100).unwrap()
 }
 
-/// The state once so many units were taken.
+/// The state once this many units were taken.
 fn used(units: u32) -> State {
     limit().commit(&limit().fresh(), START, units)
 }
@@ -37,7 +37,7 @@ fn what_is_on_disk_and_what_is_to_be_both_count() {
         (None, wide, Some(BATCH)),
         (narrow, narrow, None),
         (narrow, wide, Some(BATCH)),
-        // As after slots were given back: what is there covers it, until it is replaced.
+        // As after slots were given back: the state on disk covers it, until it is replaced.
         (wide, narrow, None),
         (wide, wide, Some(0)),
     ] {
