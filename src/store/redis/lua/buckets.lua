@@ -1,9 +1,9 @@
--- c: the sliding window: "c1", and behind last, shift and epoch the doubles width and cleared, then pairs of a
--- bucket's number and its units, rising. This part is composed after counts.lua. src/limit/sliding_window.rs has the same
--- arithmetic.
+-- c: the sliding window: "c1", and after last, shift and epoch the doubles width and cleared, then pairs of a
+-- bucket's number and its units, in rising order. This part is composed after counts.lua. src/limit/sliding_window.rs
+-- has the same arithmetic.
 
--- Entries before `first` no longer count. The sum for one bucket is kept for the next one, so that a call does not walk
--- through all entries for each job.
+-- Entries before `first` no longer count. The sum for one bucket is kept for the next one, so that a call does not
+-- visit all entries for each job.
 local function put_entries(s, at, units)
   s.at, s.units, s.first, s.inside = at, units, 1, nil
 end
@@ -68,7 +68,7 @@ local function units_at(s, position)
   return s.at[i] == position and s.units[i] or 0
 end
 
--- Moves every entry back by `by`, and merges those that meet.
+-- Moves every entry back by `by`, and merges entries of the same bucket.
 local function move_entries(s, by)
   local at, units, n = {}, {}, 0
   for i = s.first, #s.at do

@@ -10,8 +10,8 @@ local HIGHEST_LEVEL = 4294967295
 local LAST_OF_COOL_DOWN = '189' -- its last byte: a level of 10 digits, three numbers of 16, 4 colons, 128 bytes
 
 -- The cool-down at `key` as it counts now, on the clock of the record; nil if there is none, or once it has ended by
--- itself. What paced has not written is ignored. No instant lies further ahead than any call sets it, whatever has
--- happened to the clock.
+-- itself. What paced has not written is ignored. No instant lies further ahead than any call sets it, also after
+-- steps of the clock.
 local function load_cool_down(key, r, now)
   local text = redis.call('GETRANGE', key, '0', LAST_OF_COOL_DOWN)
   local level, from, ends, shift, holder = text:match('^(%d+):(%d+):(%d+):(%d+):(.*)$')

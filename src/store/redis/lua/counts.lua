@@ -1,4 +1,4 @@
--- What the counting algorithms have in common. This part is composed after lib.lua.
+-- The common part of the counting algorithms. It is composed after lib.lua.
 
 local function after_loss(l, s)
   -- Slots up to the fence may have been granted; their number is not known.

@@ -22,7 +22,7 @@
 
 local STEP = 100000 -- as in lib.lua, like those that follow
 local TICK, GRACE = 25000, 60000000
--- one.lua sets the TTL of a state anew only when its TAT enters another span. Within a span the TAT rises by less than
+-- one.lua sets a new TTL of a state only when its TAT enters another span. Within a span the TAT rises by less than
 -- SPAN, so the TTL of a state, which is KEPT = GRACE + SPAN after its TAT when it is set, always leaves GRACE.
 local SPAN, KEPT = 4000000, 64000000
 local LEVEL_AT = '2' -- the offset of last in a state; shift, epoch, TAT and remainder follow

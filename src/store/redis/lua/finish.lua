@@ -41,8 +41,8 @@ if turns then
     local free, _, charge = choose(own_limits)
     local is_costly = waits and refused > free -- a unit would fit before the job that was refused does
     if is_costly and combine == 0 and all[binding + 1].kind.is_window then
-      -- The job gets its slot when the window ends, which needs no turn.
-      units, cost, is_costly = units + max(dear_units, cost), 1, false
+      -- The job gets its slot when the window ends; that needs no turn.
+      units, cost, is_costly = units + max(window_units, cost), 1, false
     end
     local left, apart = waits and waiting - units or 0, interval
     if yields then

@@ -13,8 +13,8 @@ local function read_costs()
   peek = sum == 0
 end
 
--- Whether a job of the costs `these` costs every limit at least as much as one of the costs `others`.
-local function is_as_dear(these, others)
+-- Whether a job of the costs `these` costs every limit at least as much as a job of the costs `others`.
+local function costs_as_much(these, others)
   for i = 1, count do
     if these[i] < others[i] then
       return false
@@ -23,16 +23,16 @@ local function is_as_dear(these, others)
   return true
 end
 
--- The costs, slot and limit of the job that was passed over last. `tail` is the state of the variables before the first
--- of the jobs passed over behind the last slot.
-local dear, dear_slot, dear_limit = {}, nil, 0
+-- The costs, slot and limit of the last job that was passed over. `tail` is the state of the variables before the
+-- first of the jobs passed over behind the last slot.
+local passed_costs, passed_slot, passed_limit = {}, nil, 0
 local tail
 
 local function grant_slot()
   local own = floor(costs[1] / unit[1])
-  local slot, limit, charge = dear_slot, dear_limit, nil
+  local slot, limit, charge = passed_slot, passed_limit, nil
   -- A job that costs as much as one that was passed over waits at least as long.
-  if not slot or not is_as_dear(costs, dear) then
+  if not slot or not costs_as_much(costs, passed_costs) then
     slot, limit, charge = choose(count)
     if slot <= last_slot then
       commit(slot, charge, count)
@@ -42,15 +42,15 @@ local function grant_slot()
       end
       return
     end
-    if stopped or combine ~= 0 or not all[limit + 1].kind.is_window or is_as_dear(unit, costs) then
+    if stopped or combine ~= 0 or not all[limit + 1].kind.is_window or costs_as_much(unit, costs) then
       refused, binding, cost = slot, limit, max(own, 1)
       return
     end
-    -- The job waits for the end of a window, the rest of which is for jobs that cost less.
+    -- The job waits for the end of a window, whose rest is for jobs that cost less.
     for i = 1, count do
-      dear[i] = costs[i]
+      passed_costs[i] = costs[i]
     end
-    dear_slot, dear_limit = slot, limit
+    passed_slot, passed_limit = slot, limit
   end
   tail = tail or { decided, units, outcomes_len, slot, limit, max(own, 1) }
   add_outcome(slot, -1 - limit)
@@ -103,6 +103,6 @@ while at <= #args and refused < 0 and not outdated do
   end
 end
 if refused < 0 and tail then
-  dear_units = units - tail[2]
+  window_units = units - tail[2]
   decided, units, outcomes_len, refused, binding, cost = unpack(tail)
 end

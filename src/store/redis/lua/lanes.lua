@@ -3,7 +3,7 @@
 --
 -- ARGV  1 doubles, further on: how many of the limits are the downstream's own: the first ones; how far ahead of now a
 --         slot may lie that the limits of a lane set; the most slots; how many lanes, of each how many limits it has, then
---         of each their places among all; how many jobs, of each its lane (0: none), then of each its cost
+--         of each their indices among all; how many jobs, of each its lane (0: none), then of each its cost
 
 local SPARE = 1024 -- as in src/limit/lanes.rs
 
@@ -57,7 +57,7 @@ local function own_due(units_of)
   return slot, limit
 end
 
--- Heaps of jobs: the job with the earliest `due` is on top, and of several the first in the call.
+-- Heaps of jobs: the job with the earliest `due` is on top, and of several such jobs the first in the call.
 local function push(heap, due, job)
   local dues, of, place = heap.dues, heap.of, heap.size + 1
   heap.size = place
@@ -92,8 +92,9 @@ local function pop(heap)
   return top_due, top
 end
 
--- The first job of each lane that got no slot yet: those whose lanes are ready, by their order in the call; those whose
--- lanes are not, by the instant at which they will be; and those that wait for the end of a window of the downstream.
+-- The first job of each lane that has no slot yet: those whose lanes are ready, by their order in the call; those
+-- whose lanes are not ready, by the instant at which they will be; and those that wait for the end of a window of the
+-- downstream.
 local ready, asleep = { dues = {}, of = {}, size = 0 }, { dues = {}, of = {}, size = 0 }
 local passed = {}
 local slots, codes = {}, {}
@@ -147,8 +148,8 @@ local function grant_slot(job, slot)
   end
 end
 
--- Where many lanes share a limit, each slot that one of them takes requires all others to be examined again. The number
--- of steps is therefore bounded.
+-- Where many lanes share a limit, all others must be examined again after each slot that one of them takes. The
+-- number of steps is therefore bounded.
 local goes = not outdated and not stopped
 local steps = goes and 2 * jobs + SPARE or 0
 while steps > 0 and slots_left > 0 do
@@ -195,7 +196,7 @@ while steps > 0 and slots_left > 0 do
   end
 end
 
--- The reason why each job without a slot got none. Jobs behind the first one of a lane wait at least as long as that
+-- The reason why each job without a slot has none. Jobs behind the first one of a lane wait at least as long as that
 -- one.
 base = own_due(1)
 local function refuse(job)

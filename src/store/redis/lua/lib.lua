@@ -3,9 +3,10 @@
 -- All instants are microseconds on the store's clock, all numbers integers below 2^53, so that a
 -- double holds them exactly. The same arithmetic is in src/limit.
 --
--- The record (string, no TTL): doubles, packed; see RECORD. What a later version has put behind them is kept.
--- A state (string, TTL): the letter of its kind and its version ('1'), then doubles: last, shift and epoch, and
--- behind them the kind's own. last is the latest slot, shift and epoch those of the record when it was written.
+-- The record (string, no TTL): doubles, packed; see RECORD. Doubles that a later version has added after them are
+-- kept.
+-- A state (string, TTL): the letter of its kind and its version ('1'), then doubles: last, shift and epoch, and after
+-- them the doubles of its kind. last is the latest slot, shift and epoch those of the record when it was written.
 
 local GRACE = 60000000 -- how long a state counts once it equals absence
 local SPAN = 4000000 -- the TTL of a TAT's state is set anew when the TAT enters another span of this length
@@ -223,7 +224,7 @@ local function follow_record(now, known, run, horizon, farthest, answered_at, re
       r.lull = max(r.lull, now + min(horizon, max(SHORT, r.reach + (r.reach - r.reach % 4) / 4)))
     end
   elseif known > 0 and known < r.epoch then
-    -- The loss was found by a worker that knew of nothing before it, or of less.
+    -- The loss was found by a worker that knew nothing from before it, or less.
     local is_lost = known < r.loss or answered_at > r.kept + TICK
     if is_lost and r.begun + horizon > r.fence then
       lose(r, now, known, r.begun + horizon)
@@ -242,7 +243,7 @@ end
 --   load(l)                  the state, or nil
 --   save(l, s, px)
 --   replace(l, s)            saves it without a TTL, if its TTL suffices; whether it does. `load` sets l.stored to
---                            what of the state determines its TTL, if it can be replaced so
+--                            the part of the state that determines its TTL, if it can be replaced like this
 --   fresh(l, s)              the level of a limit that was never used
 --   back(l, s, by)           the level on a clock that stepped back
 --   adopt(l, s)              the level under these numbers
@@ -254,7 +255,7 @@ end
 --   lose(l, s)               the state after a loss, behind the fence
 --   restart(l, s, from)      the level of counts that begin at 0 at `from`; none where that is a fresh one
 --   pause(l, s, till, now)   the state during and after a pause: nothing goes before its end
--- windows also
+-- Windows also have
 --   is_window                 all of it comes back at once, when a window ends
 --   recall(l, s, now, loss)  with what the caller knows from before a loss; whether that is more
 -- the log
@@ -284,7 +285,7 @@ local function limits(count, fence)
   return all
 end
 
--- A state that was written by another algorithm or a later version keeps its frontier; its level starts anew.
+-- A state that was written by another algorithm or a later version keeps its frontier; its level starts again.
 local function foreign(l, packed)
   if #packed < 26 then
     return nil
@@ -300,8 +301,8 @@ local function head_of(letter)
   return letter:byte() + 256 * 49
 end
 
--- Loads a state that is read as a whole, if it begins with this number; otherwise returns nil and what `foreign` makes
--- of it.
+-- Loads a state that is read as a whole, if it begins with this number; otherwise returns nil and the result of
+-- `foreign`.
 local function load_whole(l, head)
   local packed = l.packed
   if packed == nil then

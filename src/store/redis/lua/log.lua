@@ -185,8 +185,8 @@ local function sum_of_first(l, s, k)
   return sums[k] or 0
 end
 
--- How many of the first entries have at least so many units. What one job has summed up the others of a call need not:
--- a full call of big jobs would read the whole log for each of them otherwise.
+-- How many of the first entries have at least `units` units. The other jobs of a call reuse what one job has summed
+-- up: a full call of big jobs would otherwise read the whole log for each of them.
 local function first_with(l, s, units)
   local sums = s.sums
   local low, high = 1, #sums
@@ -275,8 +275,8 @@ local function read_entry(l, i)
   return unpack_at('<dd', redis.call('GETRANGE', l.key, at, at + ENTRY_BYTES - 1))
 end
 
--- Only the last two entries are read. The new tail is taken from them rather than from the mark, since a reset may have
--- come between.
+-- Only the last two entries are read. The new tail is taken from them rather than from the mark, since a reset may
+-- have happened in between.
 function log.undo(l, s, last, _, _, _, cost)
   local at, units = read_entry(l, s.count - 1)
   local left = units - min(cost, units)

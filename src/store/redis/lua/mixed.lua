@@ -2,8 +2,8 @@
 -- and what follows, each limit has
 --   0, then what a limit has there; or
 --   the letter of a window, then what windows.lua reads for it
--- It answers nil, too, where a known window may have been lost, where an edge of a calendar is missing, and where jobs
--- that cost less may go before one that waits for the end of a window. An answer is always one of reserve.lua's.
+-- It also answers nil where a known window may have been lost, where an edge of a calendar is missing, and where jobs
+-- that cost less may overtake one that waits for the end of a window. An answer is always one of reserve.lua's.
 
 local WINDOW, WINDOW_SIZE = 12663, 42 -- a window's state is "w1", and five doubles
 local ALIGNED, CALENDAR = 119, 113 -- the letters w and q

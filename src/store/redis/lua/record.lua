@@ -49,11 +49,11 @@ end
 local function pause(span, version)
   set('pause', span < 0 and NEVER or span == 0 and 0 or after(span))
   set('paused', version)
-  -- Turns that were booked behind the end of the pause are too late now.
+  -- Turns that were booked behind the end of the pause begin too late now.
   forget_turns(r)
 end
 
--- The note tells who paused and why. It outlives a pause by a day, for those who look later.
+-- The note says who paused and why. It outlives a pause by a day, for later readers.
 local function put_note()
   if text == '' then
     redis.call('DEL', KEYS[3])
@@ -74,7 +74,7 @@ local function put_cool_down(c)
   save_cool_down(KEYS[4], c, r, now)
 end
 
--- Begins a wait that doubles with each level. Replicas that know of no cool-down keep to the penalty.
+-- Starts a wait that doubles with each level. Replicas that do not know cool-downs respect the penalty.
 local function wait(level)
   local first, most = number(), number()
   local from = after(min(first * 2 ^ level, most))

@@ -8,7 +8,7 @@
 --         0 (all) | 1 (any) | 2 (one of), 1 to police or else 0, 1 if the worker derives slots from the marks or
 --         else 0, the generation of the terms that the limits are from (0: any), for how long the
 --         replica lives (0: no lease; below 0: it takes none, and while others wait in order or hold one, no slot
---         lies further ahead than so many µs less 1, and it takes turns only then);
+--         lies further ahead than its negative less 1, in µs, and it takes turns only then);
 --         1 if it takes turns, or else 0, and 2 more if others wait in order where it is; then of the turn that it holds the begin (-1: it has none), units, spacing and lead, how
 --         far ahead it needs turns to be booked, the units that wait, and how many of the limits are the whole
 --         downstream's: the first ones, how far apart slots of these lie at most in the long run, 1 if it asks for others of its jobs at the same turn, and how far ahead a turn may begin;
@@ -22,7 +22,7 @@
 --         An outcome is slot, charge of a job granted, or the slot that it would have had, -1 - limit of one that was
 --         passed over; for a policer earliest, charge, limit of each job, and
 --         for each limit whose standing is not in its mark units remaining and when it is whole. A charge has bit
---         i set for the limit at place i.
+--         i set for the limit with index i.
 --         Where edges of a calendar are missing: two doubles, from when to when to send edges for, and nothing is
 --         written. Where other terms are in force nothing is granted.
 
@@ -68,7 +68,7 @@ local paused = stopped and 0 or max(record.penalty, record.pause)
 -- A policer grants no slots that a server could have lost.
 local from = police and now or max(now, record.lull)
 
--- A server that was restarted and kept its state has lost none: whoever was at rest keeps its burst.
+-- A server that was restarted and kept its state has lost none: an idle caller keeps its burst.
 local all = limits(count, record.fence)
 if count > 2 then
   load_many(all)
@@ -184,11 +184,11 @@ local function add_outcome(a, b)
   outcomes[outcomes_len + 1], outcomes[outcomes_len + 2], outcomes_len = a, b, outcomes_len + 2
 end
 
--- The number of jobs that were decided on, for a policer of those allowed; the slot, the limit and the cost of the job
--- that ended the call; and how many of the waiting units have a slot, or wait for something else than the downstream's
--- pace.
+-- The number of jobs that were decided on, for a policer of those allowed; the slot, the limit and the cost of the
+-- job that ended the call; and how many of the waiting units have a slot, or wait for anything except the
+-- downstream's pace.
 local decided, refused, binding, cost, units = 0, -1, 0, 1, 0
 -- The units of the jobs from the refused one on that wait for the end of a window with it.
-local dear_units = 0
+local window_units = 0
 -- In a call with lanes, the number of the downstream's own limits: the first ones.
 local own_count

@@ -1,4 +1,4 @@
--- Remembers when each downstream was served last, and returns those that nobody serves. src/store/memory/fleet.rs has
+-- Records when each downstream was last served, and returns those that nobody serves. src/store/memory/fleet.rs has
 -- the same rules.
 --
 -- KEYS  1 the downstreams by when they were served last (sorted set)
@@ -7,7 +7,7 @@
 --       2 how long the set is kept after a call, in ms
 --       3 a downstream to forget, or ''
 --       4.. the downstreams that are served now, then the others, which are added if they are not known
--- Answer how many of those served now were not known; the downstreams that nobody has served for so long, at most PAGE:
+-- Answer how many of those served now were not known; the downstreams that nobody has served for that time, at most PAGE:
 --         those that were served longest ago; when each was served last
 
 local MOST = 10000 -- downstreams that are remembered

@@ -35,7 +35,7 @@ function call.leave()
   prune()
   redis.call('SET', KEYS[2], ARGV[4], 'PX', int(math.ceil(ttl / 1000)))
   redis.call('ZADD', KEYS[1], int(now + ttl), replica)
-  -- The set ends when its last summary has.
+  -- The set ends with its last summary.
   local latest = tonumber(redis.call('ZRANGE', KEYS[1], '-1', '-1', 'WITHSCORES')[2])
   redis.call('PEXPIRE', KEYS[1], int(math.ceil((latest - now + GRACE) / 1000)))
   return 1
@@ -62,7 +62,7 @@ end
 function call.read()
   local summaries, bytes = {}, 0
   for i = 2, #KEYS do
-    -- One that is longer was not left by paced, and is not read as a whole.
+    -- A longer one was not left by paced, and is not read as a whole.
     local summary = redis.call('GETRANGE', KEYS[i], '0', int(LONGEST))
     if #summary > LONGEST then
       summary = ''

@@ -70,8 +70,8 @@ function tat.back(_, s, by)
   end
 end
 
--- Adapts a state that was written under other numbers: as many units are pending beyond the latest slot as before, and
--- one more for each unit by which the burst is higher.
+-- Adapts a state that was written under other numbers: as many units are pending beyond the latest slot as before,
+-- and one more for each unit by which the burst is higher.
 function tat.adopt(l, s)
   local is_rate = s.n == l.n and s.p == l.p
   if is_rate and s.burst == l.burst then

@@ -1,9 +1,9 @@
 -- Keeps the tombstones of cancelled jobs, and returns those that changed. src/store/memory/tombstones.rs has the same
 -- rules.
 --
--- A tombstone is an id and the instant at which it ends. One that was undone is kept until that instant, as its
--- negative, so that nobody who has not heard of it brings the tombstone back. Of several instants for one id the latest
--- counts, and each change of an id moves it to a later one.
+-- A tombstone is an id and the instant at which it ends. A tombstone that was undone is kept until that instant, as
+-- its negative, so that no replica that does not know this restores the tombstone. Of several instants for one id the
+-- latest counts, and each change of an id moves it to a later one.
 --
 -- KEYS  1 record, 2 the ids by the version at which each last changed (sorted set), 3 the ids by their instants
 --         (sorted set)
@@ -48,7 +48,7 @@ end
 
 local change = {}
 
--- `at` is the instant that is known of the id: 0 if there is none.
+-- `at` is the known instant of the id: 0 if there is none.
 function change.cancel(id, at, until_when)
   if at <= 0 or until_when > at then
     put(id, max(until_when, 1 - at), at == 0)
@@ -73,7 +73,7 @@ if op == 'read' then
   local page = redis.call('ZRANGE', KEYS[2], '(' .. int(after), '+inf', 'BYSCORE', 'LIMIT', '0', tostring(PAGE), 'WITHSCORES')
   for i = 1, #page, 2 do
     returned[#returned + 1] = page[i]
-    -- Where the second set was evicted, what only it knew is lost.
+    -- Where the second set was evicted, its own part is lost.
     numbers_of[#returned] = tonumber(redis.call('ZSCORE', KEYS[3], page[i]) or 0)
   end
   if #returned == PAGE then

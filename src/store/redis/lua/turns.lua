@@ -1,8 +1,8 @@
--- The queue of turns of those who ask for slots. src/store/turns.rs has the same arithmetic.
+-- The queue of turns of the callers that request slots. src/store/turns.rs has the same arithmetic.
 --
--- The answer to an asker says when its next turn begins, for how many units, how far apart their slots are, and how
--- long before it the call should arrive (lead). At its turn the asker takes every slot up to the turn's end. A call
--- that arrives before leaves the asker its turn.
+-- The answer to a caller says when its next turn begins, for how many units, how far apart their slots are, and how
+-- long before it the call should arrive (lead). At its turn the caller takes every slot up to the turn's end. A call
+-- that arrives earlier leaves the caller its turn.
 
 local REACH_KEPT = 30000000 -- how long the reach stays after the last asker that needed it
 local MOST = 1024
@@ -36,8 +36,8 @@ local function reached(now, own, reach, reach_until)
   return reach, reach_until
 end
 
--- The begin and the units of what is left of a turn that was not used; nil if it is over, or was discarded. The next
--- slot is `free`.
+-- The begin and the units of the rest of a turn that was not used; nil if it is over, or was discarded. The next slot
+-- is `free`.
 local function left_of(begins, units, spacing, free, turns_end)
   local ends = after(begins, units * spacing)
   if ends > turns_end or after(free, half(spacing)) >= ends then
@@ -98,7 +98,7 @@ local function book(now, free, spacing, left, cost, interval, farthest_turn, rea
     end
     return vacant, units, spacing, lead, turns_end, from, to
   end
-  -- Where no slot is ever free there is nothing to book, however far ahead it may be.
+  -- Where no slot is ever free there is nothing to book, at any distance.
   if begins > now + farthest_turn or free >= 9007199254740991 then
     return begins, 0, spacing, lead, turns_end, from, to
   end

@@ -68,8 +68,8 @@ function window.commit(l, s, at, cost)
 end
 
 -- Restores what the caller remembers from before a loss, if it is more: the same window with more units used, or a
--- later window. Each window is compared by itself, since the caller may have learnt of the loss by a call for other
--- limits.
+-- later window. Each window is compared by itself, since the caller may have learnt of the loss through a call for
+-- other limits.
 function window.recall(l, s, now, loss)
   if l.known_epoch == 0 or l.known_epoch >= loss then
     return false -- nothing was lost since
