@@ -1,6 +1,6 @@
 #!/bin/sh
-# Finds words that make a text hard to read (CONTRIBUTING.md, "Words") in pages, configurations, rules, and src. It skips
-# names in backticks, blocks of code, and links.
+# Finds words that make a text hard to read (CONTRIBUTING.md, "Words") in pages, configurations, rules, the code of src
+# and its scripts. It skips names in backticks, blocks of code, and links.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -29,16 +29,13 @@ in vain = without use
 made up for = caught up
 trying on = trying again
 '
-# The folders of src that still have some of the words.
-left='^src/(amqp|dispatch/lanes|pace|store/memory)'
 
 found=$(mktemp)
 trap 'rm -f "$found" "$found.text"' EXIT
 # docs/benchmarks.md is written by `make bench`.
 find README.md CONTRIBUTING.md SECURITY.md tests/README.md docs config deploy src -type f \
-    \( -name '*.md' -o -name '*.rs' -o -name '*.js' -o -name '*.toml' -o -name '*.y*ml' -o -name '*.service' -o -name '*.sh' \) ! -name benchmarks.md \
-    -exec awk -v left="$left" '
-        FILENAME ~ left { next }
+    \( -name '*.md' -o -name '*.rs' -o -name '*.lua' -o -name '*.js' -o -name '*.toml' -o -name '*.y*ml' -o -name '*.service' -o -name '*.sh' \) ! -name benchmarks.md \
+    -exec awk '
         FNR == 1 { code = 0 }
         /^```/ { code = !code }
         !code { gsub(/`[^`]*`|\]\([^)]*\)/, ""); print FILENAME ":" FNR ": " $0 }

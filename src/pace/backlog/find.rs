@@ -8,7 +8,7 @@ use crate::pace::Waiter;
 /// Where a waiter is that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaiterPlace {
-    /// It waits for a slot, and so many others of its lane are before it.
+    /// It waits for a slot, and this number of others of its lane are before it.
     Ready {
         /// The number of those others.
         ahead: usize,
@@ -20,7 +20,7 @@ pub(crate) enum WaiterPlace {
 }
 
 impl<W: Waiter> Backlog<W> {
-    /// Returns the waiters that `is_meant` selects, and where each is. It looks at all of them.
+    /// Returns the waiters that `is_meant` selects, and where each is. It examines all of them.
     pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Vec<(WaiterPlace, &W)> {
         let mut found = Vec::new();
         for lane in &self.ready {

@@ -83,7 +83,7 @@ impl<W: Waiter> Engine<W> {
         self.backlog.later().filter(|waiter| is_meant(waiter)).count()
     }
 
-    /// Returns the waiters that `is_meant` selects, and where each is. It looks at all of them. Those that are part of
+    /// Returns the waiters that `is_meant` selects, and where each is. It examines all of them. Those that are part of
     /// a call to the store have no others before them.
     pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Vec<(WaiterPlace, &W)> {
         let mut found = self.backlog.find(&is_meant);

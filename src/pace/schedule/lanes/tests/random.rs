@@ -39,7 +39,7 @@ enum Op {
     Forget,
     /// A slot of a lane went back to the store.
     Return(usize),
-    /// The downstream throttles a job of a tenant, for so many ms or without a word on how long, or answers one.
+    /// The downstream throttles a job of a tenant, for this number of ms or for an unknown time, or answers one.
     Pause {
         tenant: u8,
         millis: u64,
