@@ -15,7 +15,7 @@
 //!
 //! A cost that can never fit is an error of the store's. A file may hold one: it counts as denied, and
 //! how the limit stands is compared by a look that costs nothing; there is no `retryAfterMs` then.
-//! A suite whose numbers are no limit (a window that does not divide into its buckets, say) is told and
+//! A suite whose numbers are no limit (a window that does not divide into its buckets, say) is reported and
 //! counts as one mismatch. Suites of other strategies are skipped and counted.
 //!
 //! Exit: 0 all alike, 1 mismatches, 2 usage.

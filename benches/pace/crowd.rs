@@ -69,7 +69,7 @@ pub enum Jobs {
     /// There is always one more.
     Endless,
     /// One for each message; it is stamped when the source hands it out.
-    Told(mpsc::UnboundedReceiver<()>, Stamps),
+    Signalled(mpsc::UnboundedReceiver<()>, Stamps),
 }
 
 /// Dispatchers with a store and a runtime of their own, as a daemon has them.
@@ -186,8 +186,8 @@ impl Source for ScriptedSource {
         }
         // The place comes before the job, so that nothing is lost when this future is dropped.
         let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
-        if let Jobs::Told(told, handed) = &mut self.jobs {
-            told.recv().await?;
+        if let Jobs::Signalled(signals, handed) = &mut self.jobs {
+            signals.recv().await?;
             handed.note();
         }
         self.given += 1;

@@ -189,11 +189,11 @@ impl Program {
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let (input, output) = input.zip(output).ok_or("a program without input and output")?;
         let started = Self { child, input, _folder: folder };
-        let said = blocking(move || {
+        let first_line = blocking(move || {
             let mut line = String::new();
             BufReader::new(output).read_line(&mut line).map(|_| line)
         });
-        match said.await {
+        match first_line.await {
             Ok(line) if line == "ready\n" => Ok(started),
             _ => Err("a program ended before it was ready; what it wrote is above".to_owned()),
         }

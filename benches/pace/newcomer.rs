@@ -115,13 +115,13 @@ async fn measure(stage: &Stage, ninth: Ninth, section: &mut Section) -> Result<(
 
 /// The jobs of a replica that runs all the time.
 async fn idle(site: &Site) -> Result<Vec<Waited>, String> {
-    let ((tell, told), handed, released) = (unbounded_channel(), Stamps::new(), Stamps::new());
-    let task = task(Jobs::Told(told, handed.clone()), &released);
+    let ((sender, signals), handed, released) = (unbounded_channel(), Stamps::new(), Stamps::new());
+    let task = task(Jobs::Signalled(signals, handed.clone()), &released);
     let replica = Replica::start(&site.store, &site.prefix, vec![task]).await?;
     let mut jobs = Vec::new();
     for time in 0..TIMES {
         sleep(between()).await;
-        tell.send(()).map_err(|error| error.to_string())?;
+        sender.send(()).map_err(|error| error.to_string())?;
         jobs.push(wait(&handed, &released, time).await?);
     }
     replica.end().await?;
@@ -133,9 +133,9 @@ async fn started(site: &Site) -> Result<Vec<Waited>, String> {
     let mut jobs = Vec::new();
     for _ in 0..TIMES {
         sleep(between()).await;
-        let ((tell, told), handed, released) = (unbounded_channel(), Stamps::new(), Stamps::new());
-        tell.send(()).map_err(|error| error.to_string())?;
-        let task = task(Jobs::Told(told, handed.clone()), &released);
+        let ((sender, signals), handed, released) = (unbounded_channel(), Stamps::new(), Stamps::new());
+        sender.send(()).map_err(|error| error.to_string())?;
+        let task = task(Jobs::Signalled(signals, handed.clone()), &released);
         let replica = Replica::start(&site.store, &site.prefix, vec![task]).await?;
         jobs.push(wait(&handed, &released, 0).await?);
         replica.end().await?;

@@ -1,6 +1,6 @@
 //! What the machine itself adds between a daemon that sends and an API that stamps. The kernel
 //! counts how long each thread was ready to run and had to wait for a processor; watched all
-//! along, that tells a crowded machine from a daemon that is too fast.
+//! along, that distinguishes a crowded machine from a daemon that is too fast.
 
 use std::fs;
 use std::time::Duration;

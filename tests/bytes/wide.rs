@@ -89,7 +89,7 @@ async fn long_jobs_of_several_downstreams_come_twice_at_most() {
     let paced = Paced::spawn(&config).await;
     let all = DOWNSTREAMS * LONG_JOBS;
     site.api.wait_for(all, LONG).await;
-    // The connections tell it as long as they last.
+    // The connections show it as long as they last.
     let sent = connections(&paced).await.1 / MIB;
     assert_eq!((paced.stop().await, site.api.count()), (0, all), "each once");
     eprintln!("{DOWNSTREAMS} downstreams: {sent} MiB sent for {all} jobs of 1 MiB");

@@ -37,7 +37,7 @@ async fn the_api_fails_and_then_asks_for_a_pause() {
     let redis = Redis::dedicated().await;
     let rig = Rig::on(chaos, &redis).await;
     let answered = Arc::<Mutex<Answered>>::default();
-    let (tell, mut served) = watch::channel(0);
+    let (sender, mut served) = watch::channel(0);
     let (log, mut seen, mut began) = (Arc::clone(&answered), 0, None);
     let rule = Mutex::new(move |id: &str, at: u64| {
         let mut log = log.lock().unwrap();
@@ -57,7 +57,7 @@ async fn the_api_fails_and_then_asks_for_a_pause() {
             }
             _ => {
                 log.served.push(id.to_owned());
-                tell.send_replace(log.served.len());
+                sender.send_replace(log.served.len());
                 Answer::ok()
             }
         }
@@ -99,7 +99,7 @@ async fn the_api_throttles_and_names_no_time() {
     let mut rig = Rig::on(chaos, &redis).await;
     let refused = Arc::<Mutex<Vec<(u64, usize)>>>::default();
     let (log, mut seen, mut began) = (Arc::clone(&refused), 0, None);
-    let (tell, mut probed) = watch::channel(0);
+    let (sender, mut probed) = watch::channel(0);
     let rule = Mutex::new(move |replica: usize, at: u64| {
         seen += 1;
         if seen > moment {
@@ -110,7 +110,7 @@ async fn the_api_throttles_and_names_no_time() {
                 let mut log = log.lock().unwrap();
                 log.push((at, replica));
                 if since > HEARD {
-                    tell.send_modify(|count| *count += 1);
+                    sender.send_modify(|count| *count += 1);
                 }
                 // Long enough to be killed meanwhile.
                 Answer::status(429).after(if since > HEARD {

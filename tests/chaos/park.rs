@@ -184,7 +184,7 @@ async fn nothing_is_sent_in_long_pauses_and_no_job_is_dead() {
     let rig = Rig::with(Chaos::begin("pauses"), downstream, [&redis.url(); REPLICAS]).await;
     // An attempt that is answered so may be on its way in other replicas too, but none begins later.
     let asked = std::sync::Mutex::new((0_usize, 0_u64));
-    let (heard, length) = (200_000_000, u64::try_from(pause.as_nanos()).unwrap());
+    let (grace, length) = (200_000_000, u64::try_from(pause.as_nanos()).unwrap());
     let early = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let noted = std::sync::Arc::clone(&early);
     // The jobs that were answered 200.
@@ -199,7 +199,7 @@ async fn nothing_is_sent_in_long_pauses_and_no_job_is_dead() {
                 return Answer::ok();
             }
             *asked = (count + 1, arrival.at);
-        } else if arrival.at > since + heard {
+        } else if arrival.at > since + grace {
             noted.lock().unwrap().push(Duration::from_nanos(arrival.at - since));
         }
         Answer::status(429).header("retry-after", pause.as_secs())

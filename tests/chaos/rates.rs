@@ -106,8 +106,8 @@ async fn out_of_a_minute(name: &'static str, by: By) {
     run.assert_once();
     run.assert_paced();
     assert_eq!(run.count(0..before), 1, "{run}");
-    let told = Duration::from_nanos(faster - before);
-    assert!(run.resumed_after(before) <= told + CHANGED, "{:?}; {run}", run.resumed_after(before));
+    let changed_after = Duration::from_nanos(faster - before);
+    assert!(run.resumed_after(before) <= changed_after + CHANGED, "{:?}; {run}", run.resumed_after(before));
     // One slot of 10/s may be missed.
     let gap = run.longest_gap(faster + nanos(CHANGED)..u64::MAX);
     assert!(gap <= Duration::from_millis(220), "a gap of {gap:?} at 10/s; {run}");

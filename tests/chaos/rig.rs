@@ -187,9 +187,9 @@ impl Rig {
         for (number, replica) in self.replicas.iter().enumerate() {
             std::fs::write(replica.config_file(), self.config(number)).unwrap();
         }
-        let told = stamp();
+        let signalled_at = stamp();
         self.replicas.iter().for_each(Paced::hangup);
-        told
+        signalled_at
     }
 
     /// Runs a command against the first replica.

@@ -143,7 +143,7 @@ async fn fifty_that_come_and_go_leave_no_channel_and_no_connection() {
     site.amqp = vhost(rabbit, "fifty").await;
     let api = Api::start();
     let paced = Paced::spawn(&site.config()).await;
-    // Two queues of each downstream are consumed; a look at queues has a channel for a moment.
+    // Two queues of each downstream are consumed; a check of queues has a channel for a moment.
     let consumed = async |downstreams: usize| {
         until("the consumers", LONG, async || channels(rabbit, "fifty").await == vec![1; 2 * downstreams])
             .await;

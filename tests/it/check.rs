@@ -150,7 +150,7 @@ async fn a_store_that_is_far_or_forgets_is_warned_of() {
             1,
             "{part}: {warnings:?}"
         );
-        assert_eq!(checked.stderr.matches(part).count(), 1, "said once: {}", checked.stderr);
+        assert_eq!(checked.stderr.matches(part).count(), 1, "reported once: {}", checked.stderr);
     }
     assert_eq!(checked.stderr.matches("may evict").count(), 1, "{}", checked.stderr);
     assert!(found["store"]["round_trip_us"].as_u64().unwrap() >= 40_000, "{found}");

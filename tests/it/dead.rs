@@ -173,20 +173,20 @@ async fn a_purge_on_a_terminal_asks_and_removes_what_it_counted() {
     let mut letters = some(4);
     letters.insert(1, Job::new("other").header("paced-reason", "expired"));
     let site = site("asking", letters).await;
-    let (code, said) = on_a_terminal(&site, "purge billing --reason status", b"n\n").await;
-    assert!(said.contains("Purge 4 of 5 dead letters of billing? [y/N]"), "{said}");
-    assert_eq!(code, Some(2), "{said}");
+    let (code, output) = on_a_terminal(&site, "purge billing --reason status", b"n\n").await;
+    assert!(output.contains("Purge 4 of 5 dead letters of billing? [y/N]"), "{output}");
+    assert_eq!(code, Some(2), "{output}");
     site.depth(&site.dead_queue(), 5, LONG).await;
-    let (code, said) = on_a_terminal(&site, "purge billing --reason status", b"y\n").await;
-    assert!(said.contains("purged 4 of 5 dead letter(s)"), "{said}");
-    assert_eq!(code, Some(0), "{said}");
-    let (code, said) = on_a_terminal(&site, "purge billing --limit 3", b"y\n").await;
-    assert!(said.contains("Purge 1 dead letter of billing? [y/N]"), "{said}");
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) = on_a_terminal(&site, "purge billing --reason status", b"y\n").await;
+    assert!(output.contains("purged 4 of 5 dead letter(s)"), "{output}");
+    assert_eq!(code, Some(0), "{output}");
+    let (code, output) = on_a_terminal(&site, "purge billing --limit 3", b"y\n").await;
+    assert!(output.contains("Purge 1 dead letter of billing? [y/N]"), "{output}");
+    assert_eq!(code, Some(0), "{output}");
     site.depth(&site.dead_queue(), 0, LONG).await;
-    let (code, said) = on_a_terminal(&site, "purge billing", b"").await;
-    assert!(said.contains("no dead letters of billing to purge"), "{said}");
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) = on_a_terminal(&site, "purge billing", b"").await;
+    assert!(output.contains("no dead letters of billing to purge"), "{output}");
+    assert_eq!(code, Some(0), "{output}");
 }
 
 #[tokio::test]
@@ -285,7 +285,7 @@ async fn a_daemon_warns_once_of_an_older_queue_of_unroutable_messages() {
 async fn a_letter_keeps_the_beginning_of_the_answer_and_its_job_does_not() {
     let site = Site::shared("answer", "rate = '500/s'").await;
     let answer = format!("no\n\u{1b}[2Jsuch customer{}", "x".repeat(3000));
-    let told = answer[..1024].to_owned();
+    let beginning = answer[..1024].to_owned();
     site.api.rule(move |arrival| match arrival.path.as_str() {
         "/silent" => Answer::status(404),
         _ => Answer::status(422).body(answer.clone()),
@@ -298,20 +298,20 @@ async fn a_letter_keeps_the_beginning_of_the_answer_and_its_job_does_not() {
         serde_json::from_str::<Value>(&shown.stdout).unwrap()
     };
     let replica = site.replica().await;
-    site.publish(vec![asking("told"), asking("silent")]).await;
+    site.publish(vec![asking("answered"), asking("silent")]).await;
     site.depth(&site.dead_queue(), 2, LONG).await;
     assert_eq!(replica.stop().await, 0);
     assert!(site.api.arrivals().iter().all(|arrival| arrival.header("paced-response").is_none()));
 
-    let letter = shown(&site, "told").await;
-    assert_eq!(letter["report"]["response"], told.as_str());
-    assert_eq!(letter["headers"]["paced-response"], told.as_str());
+    let letter = shown(&site, "answered").await;
+    assert_eq!(letter["report"]["response"], beginning.as_str());
+    assert_eq!(letter["headers"]["paced-response"], beginning.as_str());
     let silent = shown(&site, "silent").await;
     assert_eq!(
         (&silent["report"]["response"], &silent["headers"]["paced-response"]),
         (&Value::Null, &Value::Null)
     );
-    let text = site.cli(&["dead", "show", "billing", "told"]).await.stdout;
+    let text = site.cli(&["dead", "show", "billing", "answered"]).await.stdout;
     let lines = ["response", "  no", &format!("  \\u{{1b}}[2Jsuch customer{}", "x".repeat(1004))];
     for line in lines {
         assert!(text.lines().any(|shown| shown == line), "{line} in {text}");

@@ -146,7 +146,7 @@ fn an_upgrade_tells_whether_the_daemon_came_up() {
     put("deb-systemd-invoke", "#!/bin/sh\nexit $RESTARTED\n");
     put("systemctl", "#!/bin/sh\n[ \"$1\" = is-active ] && echo \"$STATE\"\nexit 0\n");
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
-    for (restarted, state, told) in [
+    for (restarted, state, expected) in [
         ("0", "active", ""),
         ("0", "inactive", ""),
         ("1", "active", ""),
@@ -162,7 +162,10 @@ fn an_upgrade_tells_whether_the_daemon_came_up() {
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "an upgrade goes on: {text}");
-        assert!(text.contains(told) && text.is_empty() == told.is_empty(), "{restarted} {state}: {text}");
+        assert!(
+            text.contains(expected) && text.is_empty() == expected.is_empty(),
+            "{restarted} {state}: {text}"
+        );
     }
 }
 
@@ -205,10 +208,10 @@ fn base_images_get_their_digests() {
         (output.status.success(), String::from_utf8(output.stdout).unwrap())
     };
     let digest = format!("sha256:{}", "0f".repeat(32));
-    let (is_done, told) = run(&digest);
-    let names: Vec<&str> = told.lines().filter_map(|line| line.split('=').next()).collect();
-    assert!(is_done && names == ["BUILD_IMAGE", "BASE_IMAGE"], "{told}");
-    assert!(told.lines().all(|line| line.ends_with(&format!("@{digest}"))), "{told}");
+    let (is_done, output) = run(&digest);
+    let names: Vec<&str> = output.lines().filter_map(|line| line.split('=').next()).collect();
+    assert!(is_done && names == ["BUILD_IMAGE", "BASE_IMAGE"], "{output}");
+    assert!(output.lines().all(|line| line.ends_with(&format!("@{digest}"))), "{output}");
     assert!(!run("no such manifest").0 && !run("sha256:12").0, "what is no digest is not passed on");
     // Every image is one of these, or a stage.
     let dockerfile = read("deploy/Dockerfile");

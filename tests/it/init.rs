@@ -212,8 +212,8 @@ async fn on_a_terminal(folder: &TempDir, args: &str, typed: &'static [u8]) -> (O
 async fn on_a_terminal_it_asks_until_it_can_be_used() {
     let folder = tempdir().unwrap();
     let typed = b"My API\nbilling\napi.example.com\nhttps://api.example.com/\n0.5/s\n1/2s\n3s\n50ms\n\nredis://cache\n\n";
-    let (code, said) = on_a_terminal(&folder, "--file paced.toml", typed).await;
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) = on_a_terminal(&folder, "--file paced.toml", typed).await;
+    assert_eq!(code, Some(0), "{output}");
     for text in [
         "Name of the API",
         "no name for a downstream; use up to 63",
@@ -224,7 +224,7 @@ async fn on_a_terminal_it_asks_until_it_can_be_used() {
         "RabbitMQ [amqp://127.0.0.1:5672/%2f]:",
         "An existing queue",
     ] {
-        assert!(said.contains(text), "{text} in {said}");
+        assert!(output.contains(text), "{text} in {output}");
     }
     let value = in_effect(folder.path(), "paced.toml").await;
     let limits = value("downstreams.billing.limits").to_string();
@@ -237,20 +237,20 @@ async fn on_a_terminal_it_asks_until_it_can_be_used() {
     assert_eq!(value("amqp.url"), "amqp://127.0.0.1:5672/%2f");
 
     // What options say is not asked for; nobody is asked for what would not be written.
-    let (code, said) = on_a_terminal(
+    let (code, output) = on_a_terminal(
         &folder,
         "--downstream crm --broker amqp://rabbit --file crm.toml",
         b"http://crm/\n5/s\n\n\n\n",
     )
     .await;
-    assert_eq!(code, Some(0), "{said}");
-    assert!(!said.contains("Name of the API") && !said.contains("RabbitMQ ["), "{said}");
+    assert_eq!(code, Some(0), "{output}");
+    assert!(!output.contains("Name of the API") && !output.contains("RabbitMQ ["), "{output}");
     assert_eq!(in_effect(folder.path(), "crm.toml").await("downstreams.crm.rate"), "5/s");
-    let (code, said) = on_a_terminal(&folder, "--file crm.toml", b"").await;
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("is there already") && !said.contains("Name of the API"), "{said}");
+    let (code, output) = on_a_terminal(&folder, "--file crm.toml", b"").await;
+    assert_eq!(code, Some(2), "{output}");
+    assert!(output.contains("is there already") && !output.contains("Name of the API"), "{output}");
     // The end of the input, which is Ctrl-D.
-    let (code, said) = on_a_terminal(&folder, "--file new.toml", b"billing\n\x04").await;
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("nothing was written") && !folder.path().join("new.toml").exists(), "{said}");
+    let (code, output) = on_a_terminal(&folder, "--file new.toml", b"billing\n\x04").await;
+    assert_eq!(code, Some(2), "{output}");
+    assert!(output.contains("nothing was written") && !folder.path().join("new.toml").exists(), "{output}");
 }

@@ -57,7 +57,7 @@ impl Window {
     }
 }
 
-/// Where a kill happens, and what is told if a test fails.
+/// Where a kill happens, and what is printed if a test fails.
 #[derive(Clone, Debug)]
 struct Kill {
     point: &'static str,
@@ -85,12 +85,12 @@ impl Kill {
     }
 
     fn assert_exit(&self, replica: &Paced, exit: i32) {
-        self.tell(replica);
+        self.print_log(replica);
         assert_eq!(exit, -6, "{self:?}: it was to end there\n{}", replica.log().join("\n"));
     }
 
     /// Prints what a replica logged, which is seen where the test fails.
-    fn tell(&self, replica: &Paced) {
+    fn print_log(&self, replica: &Paced) {
         eprintln!("{self:?}:\n{}", replica.log().join("\n"));
     }
 
@@ -139,7 +139,7 @@ async fn finish(site: &Site, kill: &Kill, from: usize) {
         })
         .await;
         let exit = replica.stop().await;
-        kill.tell(&replica);
+        kill.print_log(&replica);
         assert_eq!(exit, 0, "{kill:?}");
         let left = left(site).await;
         if left == 0 {

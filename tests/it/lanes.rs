@@ -89,8 +89,8 @@ async fn a_tenant_that_the_api_throttles_stops_no_other() {
     }
     assert!((1..=40).contains(&bad), "{bad} of 100 were sent, some before the first answer");
     for replica in &replicas {
-        let told = |line: &&String| line.contains("throttles these lanes") && line.contains("tenant=bad");
-        assert!(replica.log().iter().filter(told).count() <= 1, "{}", replica.log().join("\n"));
+        let warned = |line: &&String| line.contains("throttles these lanes") && line.contains("tenant=bad");
+        assert!(replica.log().iter().filter(warned).count() <= 1, "{}", replica.log().join("\n"));
     }
     assert!(replicas.iter().any(|replica| replica.log().join("\n").contains("throttles these lanes")));
     for replica in replicas {

@@ -227,13 +227,13 @@ async fn a_window_opens_for_both_replicas() {
     // up at its edge, except by jobs whose slot was missed.
     let edges = slots.iter().map(|slot| slots[0] - (SECOND - (slot - slots[0]) % SECOND) % SECOND);
     let firsts = edges.filter(|first| missed > 0 || *first == slots[0]);
-    let mut told = firsts.map(|first| in_windows(&slots, first));
+    let mut windows = firsts.map(|first| in_windows(&slots, first));
     let is_whole = |counts: &BTreeMap<u64, usize>| {
         let full = counts.get(&0).unwrap_or(&0) + counts.get(&1).unwrap_or(&0);
         counts.values().all(|count| *count <= 60) && full + missed >= 120
     };
     assert!(
-        told.any(|(counts, late)| is_whole(&counts) && late <= missed),
+        windows.any(|(counts, late)| is_whole(&counts) && late <= missed),
         "{:?}, {missed} missed",
         in_windows(&slots, slots[0])
     );

@@ -244,7 +244,7 @@ async fn every_query_is_about_what_a_daemon_exports() {
             let recorded = query.selectors.iter().filter(|selector| selector.name.contains(':'));
             let mut recorded = recorded.flat_map(|selector| series.0[&selector.name].keys());
             let is_there = query.grouped_by.contains(label) || recorded.any(|known| known == label);
-            assert!(is_there, "{} tells of {label}, which its query has not", rule.name);
+            assert!(is_there, "{} names {label}, which its query has not", rule.name);
         }
         if !rule.is_alert {
             series.record(&rule.name, &query);

@@ -46,8 +46,8 @@ pub async fn begin_at_once<const N: usize>(
     let store = RedisStore::connect(&site.store, options).await.unwrap();
     store.update_record(NAME, Change::Pause { span: None, note: "" }).await.unwrap();
     let sum = async |series: &str| {
-        let told = join_all(replicas.iter().map(|replica| replica.metrics())).await;
-        told.iter().filter_map(|text| Scrape::read(text).sum(series)).sum::<f64>()
+        let pages = join_all(replicas.iter().map(|replica| replica.metrics())).await;
+        pages.iter().filter_map(|text| Scrape::read(text).sum(series)).sum::<f64>()
     };
     until("the pause is known", LONG, async || sum("paced_paused").await == N as f64).await;
     site.publish(jobs()).await;

@@ -102,7 +102,7 @@ impl Pipe {
         eventually("the signal is taken", LONG, || self.stderr().contains("stopping")).await;
     }
 
-    /// Waits for its end: its exit code, `None` after a signal, and what it said.
+    /// Waits for its end: its exit code, `None` after a signal, and its output.
     async fn end(&mut self) -> (Option<i32>, String) {
         let child = &mut self.child;
         let status = poll(LONG, || std::future::ready(child.try_wait().unwrap())).await.expect("an end");

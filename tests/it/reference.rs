@@ -112,10 +112,10 @@ fn every_key_of_a_line_is_in_the_reference() {
 fn every_reason_is_in_the_reference_in_its_order() {
     let messages = page("reference/messages.md");
     let reasons = table(section(&messages, "Dead letters"), "reason");
-    let told: Vec<(&str, bool)> =
+    let documented: Vec<(&str, bool)> =
         reasons.iter().map(|cells| (names(cells[0])[0], cells[1] == "yes")).collect();
     let expected = Reason::ALL.map(|reason| (reason.as_str(), !reason.is_rejection()));
-    assert_eq!(told, expected);
+    assert_eq!(documented, expected);
 
     let parked = table(section(&messages, "Parked jobs"), "header");
     let why = parked.iter().find(|cells| cells[0] == "`paced-parked-for`").unwrap();
@@ -126,7 +126,7 @@ fn every_reason_is_in_the_reference_in_its_order() {
 fn every_metric_is_in_the_reference() {
     let metrics = page("reference/metrics.md");
     let rows = table(&metrics, "metric");
-    let told: Vec<(&str, &str, &str)> =
+    let documented: Vec<(&str, &str, &str)> =
         rows.iter().map(|cells| (names(cells[0])[0], cells[1], *cells.last().unwrap())).collect();
     let kind = |kind: Kind| match kind {
         Kind::Counter => "counter",
@@ -134,7 +134,7 @@ fn every_metric_is_in_the_reference() {
         Kind::Histogram(_) => "histogram",
     };
     let expected = metric::ALL.map(|metric| (metric.name, kind(metric.kind), metric.help));
-    assert_eq!(told, expected, "in the order of the code, with its text");
+    assert_eq!(documented, expected, "in the order of the code, with its text");
     // Another test compares these with the answers of a running daemon.
     for (series, label, values) in LABELS {
         let name = series.trim_end_matches("_count").trim_end_matches("_sum");
@@ -258,8 +258,8 @@ fn every_argument_of_a_queue_is_in_the_reference() {
     let exchanges = table(&page, "exchange");
     let of_exchanges =
         exchanges.iter().flat_map(|cells| names(cells[2])).filter(|name| name.contains("exchange"));
-    let told: BTreeSet<&str> = of_exchanges.chain(first_column(&page, "argument")).collect();
-    assert_eq!(told, arguments);
+    let documented: BTreeSet<&str> = of_exchanges.chain(first_column(&page, "argument")).collect();
+    assert_eq!(documented, arguments);
     assert!(page.contains("1000000") && code.contains("DELIVERY_LIMIT: i64 = 1_000_000"));
     for name in ["billing.#", "reject-publish", "at-least-once"] {
         assert!(page.contains(name) && code.contains(name.trim_start_matches("billing")), "{name}");

@@ -90,8 +90,10 @@ async fn with_any_mistake_the_old_configuration_stays() {
     std::fs::remove_file(paced.config_file()).unwrap();
     let before = paced.log().len();
     paced.hangup();
-    eventually("told", LONG, || paced.log()[before..].iter().any(|line| line.contains("cannot be read")))
-        .await;
+    eventually("the warning", LONG, || {
+        paced.log()[before..].iter().any(|line| line.contains("cannot be read"))
+    })
+    .await;
     let lines = reload(&paced, &edited(&site, &[("'200/s'", "'100/s'")]), DONE).await;
     assert_eq!(all(&lines, "INFO", "changed"), ["downstreams.billing.rate"]);
     assert_eq!(paced.stop().await, 0);

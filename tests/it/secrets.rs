@@ -194,8 +194,8 @@ async fn a_file_that_holds_no_secret_for_a_while_changes_nothing_and_is_reported
     keeper.take_after(&["Bearer 0", "Bearer 1"], || ());
     let replica = Paced::hasty(&site.config(), HASTE).await;
     volume.put("s3cret\nof two lines", "..2");
-    let told = "secrets cannot be read again";
-    replica.wait_line(told, LONG).await;
+    let warning = "secrets cannot be read again";
+    replica.wait_line(warning, LONG).await;
     site.publish(Job::many("job", 300)).await;
     site.api.wait_for(100, LONG).await;
     volume.put("Bearer 1", "..3");
@@ -203,7 +203,7 @@ async fn a_file_that_holds_no_secret_for_a_while_changes_nothing_and_is_reported
     finished(&site, &replica, 300, || keeper.taken()).await;
     assert_eq!(keeper.refused(), 0);
     let log = replica.log();
-    assert_eq!(log.iter().filter(|line| line.contains(told)).count(), 1, "{}", log.join("\n"));
+    assert_eq!(log.iter().filter(|line| line.contains(warning)).count(), 1, "{}", log.join("\n"));
     assert!(
         !log.iter().any(|line| line.contains("s3cret") || line.contains("Bearer")),
         "no secret in the log"

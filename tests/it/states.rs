@@ -98,7 +98,7 @@ impl<'s> Made<'s> {
     }
 }
 
-/// Waits until this replica has said all that the rows of these states say, in lines of its log from the given one on. What
+/// Waits until this replica has reported all that the rows of these states have, in lines of its log from the given one on. What
 /// a row says is so at one time.
 async fn are_shown(replica: &AdminReplica, since: usize, states: Vec<Made<'_>>) {
     let (mut left, start) = (states, real_now());
@@ -113,7 +113,7 @@ async fn are_shown(replica: &AdminReplica, since: usize, states: Vec<Made<'_>>) 
             }
         }
         left = later;
-        // Shortly before the end it is said what is missing.
+        // Shortly before the end the missing parts are shown.
         let is_late = start.elapsed() > LONG - Duration::from_secs(2);
         assert!(!is_late, "{lacking:#?}\n{}\n{:#}\n{}", look.table, look.state, look.readyz.1);
         left.is_empty()

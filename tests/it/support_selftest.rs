@@ -39,9 +39,9 @@ async fn shared_servers_are_up_and_are_the_same_for_all() {
 async fn servers_say_what_they_are() {
     let (redis, rabbit) = (servers::redis().await, servers::rabbit().await);
     let info = ["INFO", "server"];
-    let redis = match redis.told(&info, "valkey_version").await {
+    let redis = match redis.info_value(&info, "valkey_version").await {
         Some(version) => format!("Valkey {version}"),
-        None => format!("Redis {}", redis.told(&info, "redis_version").await.unwrap()),
+        None => format!("Redis {}", redis.info_value(&info, "redis_version").await.unwrap()),
     };
     let rabbit = format!("RabbitMQ {}", rabbit.version().await);
     println!("server: {rabbit}\nserver: {redis}");
@@ -174,7 +174,7 @@ async fn own_servers() {
     std::future::pending::<()>().await;
 }
 
-/// A process, which its start time tells from a later one of the same pid.
+/// A process, which its start time distinguishes from a later one of the same pid.
 #[derive(Debug)]
 struct Process {
     pid: u32,
@@ -231,9 +231,9 @@ async fn the_api_keeps_a_log_and_answers_as_it_is_set() {
     assert_eq!((busy.status, &busy.headers["retry-after"]), (503, &"2".parse().unwrap()));
     assert!(send("busy").await.is_err(), "it hung up");
     assert_eq!(send("busy").await.unwrap().status, 200);
-    api.rule(|arrival| Answer::status(if arrival.path == "/gone?a=1" { 410 } else { 200 }).body("said"));
+    api.rule(|arrival| Answer::status(if arrival.path == "/gone?a=1" { 410 } else { 200 }).body("answered"));
     let gone = send("gone?a=1").await.unwrap();
-    assert_eq!((gone.status, gone.text.as_str()), (410, "said"));
+    assert_eq!((gone.status, gone.text.as_str()), (410, "answered"));
     let log = api.wait_for(4, SOON).await;
     assert_eq!(log.len(), 4);
     let last = &log[3];

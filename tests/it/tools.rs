@@ -298,7 +298,7 @@ async fn publish_stops_when_the_broker_is_lost() {
     let (output, ()) = tokio::join!(site.cli_with(&publish, &[("PACED_TEST_IMPATIENCE", "30")]), broken);
     assert_eq!(output.code, 69, "{}", output.stderr);
     assert!(output.stderr.contains("gave up"), "{}", output.stderr);
-    assert!(output.stderr.lines().count() < 10, "said once: {}", output.stderr);
+    assert!(output.stderr.lines().count() < 10, "reported once: {}", output.stderr);
 }
 
 #[tokio::test]

@@ -253,8 +253,8 @@ async fn a_queue_with_other_arguments_is_used_as_it_is() {
     assert_eq!(found, 1, "one warning");
     let check = site.cli(&["check", "--online"]).await;
     assert_eq!(check.code, 0, "{}", check.stderr);
-    let told = format!("{}{}", check.stdout, check.stderr);
-    assert!(told.contains("rabbitmqctl set_policy") && told.contains("\"max-length\":1000"), "{told}");
+    let output = format!("{}{}", check.stdout, check.stderr);
+    assert!(output.contains("rabbitmqctl set_policy") && output.contains("\"max-length\":1000"), "{output}");
     let published = site.cli(&["publish", "billing", "--count", "1", "--body", "x"]).await;
     assert_eq!(published.code, 0, "{}", published.stderr);
 }

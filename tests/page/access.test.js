@@ -50,7 +50,7 @@ function send(url, method, headers, body = "") {
 }
 
 /** What the daemon says of its downstreams, without what changes by itself. */
-async function told(url) {
+async function statesOf(url) {
   const { status, body } = await ask(url, "downstreams");
   assert.equal(status, 200);
   return body.downstreams.map(({ now, ...rest }) => rest);
@@ -62,7 +62,7 @@ scene("whoever may not change anything changes nothing: a table of attempts and 
   const changes = [...CHANGES];
   if (await hasDeadLetters(url)) changes.push(...DEAD);
   else context.diagnostic(`dead/replay and dead/purge are skipped: ${NO_DEAD_LETTERS}`);
-  const before = await told(url);
+  const before = await statesOf(url);
   const table = {};
   const wrong = [];
   const note = (attempt, change, status, right) => {
@@ -78,19 +78,19 @@ scene("whoever may not change anything changes nothing: a table of attempts and 
         .filter(([, value]) => value !== undefined);
       const { status } = await send(target, method, Object.fromEntries(headers), JSON.stringify(body));
       note(attempt, `${method} ${path}`, status, right);
-      assert.deepEqual(await told(url), before, `${attempt}: ${method} ${path} changed something`);
+      assert.deepEqual(await statesOf(url), before, `${attempt}: ${method} ${path} changed something`);
     }
     // A link or an image is a GET; that of a rate shows it.
     const { status } = await send(target, "GET", allowed);
     note("GET", `${method} ${path}`, status, path === "rate" ? 200 : 405);
-    assert.deepEqual(await told(url), before, `GET ${path} changed something`);
+    assert.deepEqual(await statesOf(url), before, `GET ${path} changed something`);
   }
   console.table(table);
   assert.deepEqual(wrong, []);
   // The same request as it should be does change something, so that the table proves something.
   const { status } = await ask(url, `downstreams/${name}/pause`, { method: "POST", body: {} });
   assert.equal(status, 200);
-  assert.notDeepEqual(await told(url), before);
+  assert.notDeepEqual(await statesOf(url), before);
   await ask(url, `downstreams/${name}/resume`, { method: "POST", body: {} });
 });
 
@@ -99,7 +99,7 @@ scene("a page of another origin changes nothing, nor does it read anything", asy
   const foreign = createServer((_, response) => response.setHeader("content-type", "text/html").end("<title>foreign</title>"));
   await new Promise((resolve) => foreign.listen(0, "127.0.0.1", resolve));
   try {
-    const before = await told(a.url);
+    const before = await statesOf(a.url);
     const page = await browser.page(`http://127.0.0.1:${foreign.address().port}/`, { mayFail: true });
     const outcomes = await page.evaluate(async ([target, token]) => {
       const attempt = (path, options) => fetch(`${target}api/v1/${path}`, options).then(({ type }) => type, () => "refused");
@@ -119,7 +119,7 @@ scene("a page of another origin changes nothing, nor does it read anything", asy
       form.submit();
     }, a.url);
     assert.equal((await answered).status(), 403);
-    assert.deepEqual(await told(a.url), before);
+    assert.deepEqual(await statesOf(a.url), before);
     // What the browser says of requests that it refuses by itself is right.
     browser.problems = browser.problems.filter((text) => !text.includes("blocked by CORS policy"));
   } finally {

@@ -78,13 +78,13 @@ export function card(page, name) {
   return page.locator(`.card[data-name="${name}"]`);
 }
 
-/** Waits until the page tells this outcome of a change. */
-export function told(page, text) {
+/** Waits until the page shows this outcome of a change. */
+export function showsOutcome(page, text) {
   return page.waitForFunction((wanted) => document.getElementById("outcome-text").textContent.includes(wanted), text);
 }
 
-/** Waits until an element with this id says so. */
-export function says(page, id, text) {
+/** Waits until an element with this id shows this text. */
+export function showsText(page, id, text) {
   return page.waitForFunction(([at, wanted]) => document.getElementById(at).textContent.includes(wanted), [id, text]);
 }
 

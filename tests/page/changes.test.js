@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { button, card, fits, focused, giveToken, isDrawn, says, tabTo, told } from "./browser.js";
+import { button, card, fits, focused, giveToken, isDrawn, showsOutcome, showsText, tabTo } from "./browser.js";
 import { ask, browser, hasDeadLetters, NO_DEAD_LETTERS, replicas, scene, stage, until } from "./scene.js";
 
 const name = "billing";
@@ -24,15 +24,15 @@ scene("by keyboard alone: pause, with a token that is asked for, and resume", as
   assert.equal((await focused(page)).id, "token-input");
   await page.keyboard.type("wrong");
   await page.keyboard.press("Enter");
-  await says(page, "token-asked", "the token is wrong");
+  await showsText(page, "token-asked", "the token is wrong");
   await page.keyboard.type(stage.token);
   await page.keyboard.press("Enter");
-  await says(page, "change-error", "`ten minutes` is no duration; write an integer and");
+  await showsText(page, "change-error", "`ten minutes` is no duration; write an integer and");
   await page.locator("#change-for").focus();
   await page.keyboard.press("Control+A");
   await page.keyboard.type("10m");
   await page.keyboard.press("Enter");
-  await told(page, `${name} is paused for 10m.`);
+  await showsOutcome(page, `${name} is paused for 10m.`);
   assert.equal((await focused(page)).name, `Pause… ${name}`, "the focus returns");
 
   await button(page, "Resume…", name).waitFor();
@@ -47,7 +47,7 @@ scene("by keyboard alone: pause, with a token that is asked for, and resume", as
   const note = await card(page, name).locator(".notes").textContent();
   assert.match(note, /Paused at \d\d:\d\d.*, until \d\d:\d\d/);
   if ((await stage.status("a", name)).pause.by === null) {
-    context.diagnostic("who paused, and why, is skipped: the daemon does not tell yet");
+    context.diagnostic("who paused, and why, is skipped: the daemon does not report that yet");
   } else {
     assert.match(note, /by 127\.0\.0\.1, .*Reason: maintenance/);
   }
@@ -55,7 +55,7 @@ scene("by keyboard alone: pause, with a token that is asked for, and resume", as
   await tabTo(page, `Resume… ${name}`);
   await page.keyboard.press("Enter");
   await page.keyboard.press("Enter");
-  await told(page, `${name} is resumed.`);
+  await showsOutcome(page, `${name} is resumed.`);
   await button(page, "Resume…", name).waitFor({ state: "hidden" });
   assert.equal((await focused(page)).name, `Pause… ${name}`, "the focus of a button that goes is handed on");
   await until("the jobs are released", 10, async () => (await stage.count(name)) === count + 20);
@@ -65,13 +65,13 @@ scene("by keyboard alone: pause, with a token that is asked for, and resume", as
   assert.equal(await page.locator("#token-input").inputValue(), "");
 });
 
-/** Checks that the card tells of the pause and its end: in its details, on its chart, and what the pace was where the pointer is. */
+/** Checks that the card shows the pause and its end: in its details, on its chart, and what the pace was where the pointer is. */
 async function isToldOf(page) {
   const [details, chart] = [card(page, name).locator("details"), card(page, name).locator(".chart")];
   assert.match(await chart.getAttribute("aria-label"), /Pace of the last 15 minutes/);
   if (!(await details.evaluate((element) => element.open))) await details.locator("summary").click();
   const changes = details.locator('[data-part="history"] li');
-  await until("both changes are told", 15, async () => (await changes.count()) >= 2);
+  await until("both changes are shown", 15, async () => (await changes.count()) >= 2);
   const [last, before] = await changes.allTextContents();
   assert.match(last, /resume/);
   assert.match(before, /pause.*Reason: maintenance/);
@@ -98,11 +98,11 @@ scene("by keyboard alone: set a rate, and unset it", async () => {
   await page.keyboard.press("Enter");
   await page.keyboard.type("fast");
   await page.keyboard.press("Enter");
-  await says(page, "change-error", "is no rate");
+  await showsText(page, "change-error", "is no rate");
   await page.keyboard.press("Control+A");
   await page.keyboard.type("20/s");
   await page.keyboard.press("Enter");
-  await told(page, `The rate of leaky-bucket-0 of ${name} is 20/s until somebody ends it.`);
+  await showsOutcome(page, `The rate of leaky-bucket-0 of ${name} is 20/s until somebody ends it.`);
   const unset = page.getByRole("button", { name: "Unset… the rate of leaky-bucket-0" }).and(card(page, name).locator("button"));
   await unset.waitFor();
   const { body } = await ask(b.url, `downstreams/${name}`);
@@ -111,7 +111,7 @@ scene("by keyboard alone: set a rate, and unset it", async () => {
   await unset.focus();
   await page.keyboard.press("Enter");
   await page.keyboard.press("Enter");
-  await told(page, `The rate of leaky-bucket-0 of ${name} is that of the file again.`);
+  await showsOutcome(page, `The rate of leaky-bucket-0 of ${name} is that of the file again.`);
   await unset.waitFor({ state: "detached" });
   assert.equal((await focused(page)).name, `Set rate… ${name}`);
   assert.deepEqual((await ask(b.url, `downstreams/${name}`)).body.overrides, []);
@@ -136,20 +136,20 @@ scene("reset a quota, and cancel jobs by their ids", async () => {
   await details.getByRole("button", { name: `Reset… quota-1 of ${mailer}` }).click();
   await page.keyboard.type("mailer");
   await page.keyboard.press("Enter");
-  await says(page, "change-error", `Nothing was done: type ${mailer} to confirm`);
+  await showsText(page, "change-error", `Nothing was done: type ${mailer} to confirm`);
   await page.locator("#change-confirm").fill(mailer);
   await page.keyboard.press("Enter");
-  await told(page, `The count of quota-1 of ${mailer} starts at 0 again.`);
+  await showsOutcome(page, `The count of quota-1 of ${mailer} starts at 0 again.`);
   await until("it is whole", 20, async () => (await left()) === 30_000_000);
 
   await button(page, "Cancel jobs…", name).click();
   await page.locator("#change-submit").click();
-  await says(page, "change-error", "ids");
+  await showsText(page, "change-error", "ids");
   await page.locator("#change-ids").fill("not-there\n\n  nor,there \n");
   await page.locator("#change-for").fill("1h");
   await page.locator("#change-reason").fill("a mistake");
   await page.keyboard.press("Enter");
-  await told(page, `2 ids of ${name} cancelled for 1h.`);
+  await showsOutcome(page, `2 ids of ${name} cancelled for 1h.`);
   const undo = { method: "POST", body: { ids: ["not-there", "nor,there", "another"], undo: true } };
   assert.equal((await ask(b.url, `downstreams/${name}/cancel`, undo)).body.cancelled.changed, 2);
 });
@@ -177,13 +177,13 @@ scene("find a job by its id, and cancel it", async () => {
     await page.keyboard.press("Enter");
     assert.equal((await focused(page)).id, "find-id");
     await page.keyboard.press("Enter");
-    await says(page, "find-error", "with the id of a job");
+    await showsText(page, "find-error", "with the id of a job");
     await page.keyboard.type("nobody/1?&");
     await page.keyboard.press("Enter");
-    await says(page, "find-lines", "does not hold it");
+    await showsText(page, "find-lines", "does not hold it");
     assert.equal(await page.locator("#find-error").isHidden(), true);
     await page.locator("#find-dead").click();
-    await says(page, "find-lines", "no dead letter has this id");
+    await showsText(page, "find-lines", "no dead letter has this id");
 
     await page.locator("#find-id").fill(id);
     // The state of the downstream is a second old at most.
@@ -194,7 +194,7 @@ scene("find a job by its id, and cancel it", async () => {
     await page.locator("#find-cancel").click();
     assert.equal(await page.locator("#change-ids").inputValue(), id);
     await page.locator("#change-submit").click();
-    await told(page, `1 id of ${name} cancelled for 366d.`);
+    await showsOutcome(page, `1 id of ${name} cancelled for 366d.`);
     await until("its id is remembered", 20, async () => {
       const text = await findAgain(page);
       return text.includes("its id is cancelled") && text.includes("does not hold it");
@@ -207,7 +207,7 @@ scene("find a job by its id, and cancel it", async () => {
   await until("all others are released", 20, async () => (await stage.count(name)) === before + JOBS - 1);
 });
 
-/** Has the page look for the job again, and returns what it says. */
+/** Makes the page search for the job again, and returns the text that it shows. */
 async function findAgain(page) {
   const answered = page.waitForResponse((response) => response.url().includes("/job?id="));
   await page.locator("#find-submit").click();
@@ -266,7 +266,7 @@ scene("dead letters: one replayed, those of a cause, and a purge that must be co
   await page.locator("#dead-purge").click();
   await page.locator("#change-confirm").fill("crm");
   await page.keyboard.press("Enter");
-  await says(page, "change-error", "type crm-sync to confirm");
+  await showsText(page, "change-error", "type crm-sync to confirm");
   await page.keyboard.press("Escape");
   const kind = await page.locator("#dead-kind option").nth(1).getAttribute("value");
   await page.locator("#dead-kind").selectOption(kind);

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { card, isDrawn, says } from "./browser.js";
+import { card, isDrawn, showsText } from "./browser.js";
 import { ask, browser, replicas, scene, stage, until } from "./scene.js";
 
 /** The number that a part of a card shows. */
@@ -45,7 +45,7 @@ scene("sums over two replicas agree with the count of the API", async (context) 
   const released = (await stage.status("a", name)).released;
   const page = await browser.page(b.url);
   await isDrawn(page);
-  await says(page, "fleet-summary", "2 replicas");
+  await showsText(page, "fleet-summary", "2 replicas");
   await card(page, name).locator("summary").click();
   await stage.publish("a", name, JOBS);
   const shares = card(page, name).locator('[data-part="replicas"] [data-part="rate"]');
@@ -56,16 +56,16 @@ scene("sums over two replicas agree with the count of the API", async (context) 
   const near = (sum) => Math.abs(sum - released - arrived) <= arrived / 100;
   await until("the page shows the sum", 10, async () => near(await shownReleased(page, name)));
   const shown = (await shownReleased(page, name)) - released;
-  const said = [];
+  const reported = [];
   for (const replica of ["a", "b"]) {
     const status = () => stage.status(replica, name);
     await until(`\`paced status\` of ${replica} has the sum`, 10, async () => near((await status()).released));
-    said.push((await status()).released - released);
+    reported.push((await status()).released - released);
   }
-  context.diagnostic(`${arrived} requests at the API; ${shown} on the page, ${said.join(" and ")} by \`paced status\``);
+  context.diagnostic(`${arrived} requests at the API; ${shown} on the page, ${reported.join(" and ")} by \`paced status\``);
 });
 
-/** The sum of the jobs that were released, as the page tells it. */
+/** The sum of the jobs that were released, as the page shows it. */
 async function shownReleased(page, name) {
   const text = await card(page, name).locator('[data-part="totals"]').textContent();
   return Number(/^([\d,]+) released/.exec(text)?.[1].replaceAll(",", "") ?? "NaN");
@@ -117,7 +117,7 @@ async function text(locator) {
   return (await locator.count()) === 0 ? "" : (await locator.first().textContent()).replace(/\s+/g, " ").trim();
 }
 
-scene("a daemon that is away is told of, and read again once it is back", async () => {
+scene("a daemon that is away is reported, and read again once it is back", async () => {
   const { a, b } = await replicas();
   const [page, other] = [await browser.page(a.url, { mayFail: true }), await browser.page(b.url)];
   await isDrawn(page);
@@ -125,10 +125,10 @@ scene("a daemon that is away is told of, and read again once it is back", async 
   await stage.stop("a");
   await page.locator("#cut").waitFor();
   assert.match(await page.locator("#cut-text").textContent(), /^Not live since \d\d:\d\d:\d\d: the daemon does not answer\./);
-  await says(other, "fleet-summary", "1 replica");
+  await showsText(other, "fleet-summary", "1 replica");
   await stage.start("a");
   await page.locator("#cut-retry").click();
   await page.locator("#cut").waitFor({ state: "hidden" });
-  await says(page, "fleet-summary", "2 replicas");
-  await says(other, "fleet-summary", "2 replicas");
+  await showsText(page, "fleet-summary", "2 replicas");
+  await showsText(other, "fleet-summary", "2 replicas");
 });

@@ -69,8 +69,8 @@ impl Stage {
         let rule = Arc::clone(&answers);
         api.rule(move |arrival| {
             let answers = rule.lock().unwrap_or_else(PoisonError::into_inner);
-            let told = answers.get(downstream_of(arrival));
-            told.map_or_else(Answer::ok, |(status, body)| Answer::status(*status).body(body.clone()))
+            let answer = answers.get(downstream_of(arrival));
+            answer.map_or_else(Answer::ok, |(status, body)| Answer::status(*status).body(body.clone()))
         });
         Ok(Self { rabbit, redis, api, answers, daemons: BTreeMap::new(), published: 0 })
     }

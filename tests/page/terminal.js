@@ -14,7 +14,7 @@ const THEME = { background: "#14181d", foreground: "#d5dbe1", cursor: "#14181d" 
 const quoted = (word) => `'${word.replaceAll("'", "'\\''")}'`;
 
 /**
- * Runs a program in a terminal of this size, and gives what it wrote. After so many seconds it is told to end, by
+ * Runs a program in a terminal of this size, and gives what it wrote. After this many seconds it is asked to end, by
  * the key q; without them it is waited for.
  */
 export function record(command, { columns, rows, seconds, env = {} }) {
@@ -26,7 +26,7 @@ export function record(command, { columns, rows, seconds, env = {} }) {
   });
   const written = [];
   child.stdout.on("data", (data) => written.push(data));
-  // What is drawn at the end counts, so that what a program writes when it is told to end is left out.
+  // What is drawn at the end counts, so that what a program writes when it is asked to end is left out.
   let length;
   const timer = seconds && setTimeout(() => ((length = written.length), child.stdin.write("q")), seconds * 1000);
   return new Promise((resolve, reject) => {

@@ -32,8 +32,8 @@ check() {
 
 # The command of the unit is not installed here, which is all that it may complain of.
 unit() {
-    said=$(systemd-analyze verify deploy/paced.service 2>&1 | grep -v -e 'Command paced is not executable' -e "man paced(1)" || true)
-    [ -z "$said" ] || { echo "$said" >&2; return 1; }
+    output=$(systemd-analyze verify deploy/paced.service 2>&1 | grep -v -e 'Command paced is not executable' -e "man paced(1)" || true)
+    [ -z "$output" ] || { echo "$output" >&2; return 1; }
     systemd-analyze security --offline=true --threshold=20 --no-pager deploy/paced.service >/dev/null
 }
 

@@ -7,7 +7,7 @@
 #   stop NAME    SIGTERM, SIGKILL after a minute     -> exit code
 # The first line of output is FOLDER.
 
-# A server that is told of a broken pipe or a signal must not take the guardian with it.
+# A server that gets a broken pipe or a signal must not end the guardian with it.
 trap '' PIPE
 trap : HUP INT QUIT TERM
 

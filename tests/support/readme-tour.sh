@@ -58,7 +58,7 @@ until_so() { # until_so SECONDS WHAT COMMAND...
     done
 }
 
-said() { # said TEXT: the last block wrote this
+has_output() { # has_output TEXT: the last block wrote this
     grep -qF -- "$1" "$folder/out" || fail "the block does not say: $1"
 }
 
@@ -151,8 +151,8 @@ before() {
         touch "$folder/fails"
         printf '{"id": "invoice-%s", "path": "invoices"}\n' 4714 4715 4716 4717 >"$folder/failing.ndjson"
         paced publish billing "$folder/failing.ndjson"
-        until_so 20 "the log tells of the API" logged "the downstream fails, attempt after attempt"
-        until_so 5 "the state tells of the API" sh -c 'paced status billing | grep -q "fails .* 500"'
+        until_so 20 "the log reports the API" logged "the downstream fails, attempt after attempt"
+        until_so 5 "the state reports the API" sh -c 'paced status billing | grep -q "fails .* 500"'
         ;;
     dead)
         until_so 20 "the jobs are dead" sh -c '[ "$(paced dead list billing | grep -c attempts-exhausted)" = 4 ]'
@@ -163,29 +163,29 @@ before() {
 
 after() {
     case $1 in
-    check) said "configuration ok: 1 downstream(s): billing" && said "broker ok" && said "store ok" ;;
+    check) has_output "configuration ok: 1 downstream(s): billing" && has_output "broker ok" && has_output "store ok" ;;
     publish)
-        said "published 3 job(s) to billing" && said "published 1 job(s) to billing"
+        has_output "published 3 job(s) to billing" && has_output "published 1 job(s) to billing"
         until_so 20 "the API has 5 jobs" has_sent 5
         grep -qx '/v1/invoices/4711 invoice-4711 Bearer what-the-API-wants' "$folder/requests" || fail "no request of invoice-4711"
         ;;
-    watch) said "WHAT BINDS" && said "nothing to do" && said "readyz check passed" && said 'outcome="delivered"} 5' ;;
+    watch) has_output "WHAT BINDS" && has_output "nothing to do" && has_output "readyz check passed" && has_output 'outcome="delivered"} 5' ;;
     control)
-        said "billing is paused until" && said "paused until" && said "billing is resumed"
+        has_output "billing is paused until" && has_output "paused until" && has_output "billing is resumed"
         grep -q 'leaky-bucket-0 .* 50/s  *20/s .* by 127.0.0.1 at ' "$folder/out" || fail "the rate that was set is not shown"
         until_so 20 "the jobs behind the pause arrive" has_sent 8
         ;;
     quota)
-        said "is used up until"
+        has_output "is used up until"
         until_so 20 "the jobs behind the quota arrive" has_sent 13
         ;;
     failing)
-        grep -q 'fails .* 500 ×' "$folder/out" || fail "the state does not tell of the API"
+        grep -q 'fails .* 500 ×' "$folder/out" || fail "the state does not report the API"
         [ "$(grep -cF 'the downstream fails, attempt after attempt' "$folder/run.log")" = 1 ] || fail "not one line"
         ;;
     dead)
-        said invoice-4714 && said attempts-exhausted && said "replayed 4 of 4"
-        until_so 20 "the API is told to work" logged "the downstream works again"
+        has_output invoice-4714 && has_output attempts-exhausted && has_output "replayed 4 of 4"
+        until_so 20 "the API is reported to work" logged "the downstream works again"
         ;;
     esac
 }

@@ -108,7 +108,7 @@ mirror=${PACED_TEST_MIRROR:-http://deb.debian.org/debian}
 
 tests/support/install-servers.sh packages || exit 1
 if command -v lintian >/dev/null 2>&1; then
-    # As root it wants to be told that this is meant.
+    # As root it needs an option that confirms this.
     lintian --allow-root --fail-on error --suppress-tags initial-upload-closes-no-bugs "$package" || fail "lintian has errors"
     echo "ok: lintian has no errors"
 else

@@ -26,7 +26,7 @@ pub struct Options {
     calls: usize,
 }
 
-/// Makes its calls once it is told to, and waits to be killed.
+/// Makes its calls once it gets the signal, and waits to be killed.
 pub fn main(options: &Options) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let ended = match runtime {

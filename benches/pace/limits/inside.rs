@@ -120,31 +120,31 @@ fn note(section: &mut Section, row: Row, took: Beside) {
     }
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
 fn set(limits: Vec<Limit>) -> Result<LimitSet, String> {
-    LimitSet::new(limits).map_err(said)
+    LimitSet::new(limits).map_err(text)
 }
 
 fn pace() -> Result<Limit, String> {
-    let rate = format!("{RATE}/s").parse().map_err(said)?;
-    Limit::leaky_bucket("pace", rate, 1).map_err(said)
+    let rate = format!("{RATE}/s").parse().map_err(text)?;
+    Limit::leaky_bucket("pace", rate, 1).map_err(text)
 }
 
 fn quota() -> Result<Limit, String> {
-    let month = Calendar::new(calendar::Unit::Month, 0).map_err(said)?;
-    Limit::quota("quota", 1_000_000_000, Edges::Calendar(month)).map_err(said)
+    let month = Calendar::new(calendar::Unit::Month, 0).map_err(text)?;
+    Limit::quota("quota", 1_000_000_000, Edges::Calendar(month)).map_err(text)
 }
 
 /// Sets of every algorithm, alone and together, whose states grow with the units taken.
 fn every() -> Result<Vec<LimitSet>, String> {
     let second = Duration::from_secs(1);
-    let window = || Limit::fixed_window("window", 1000, second).map_err(said);
-    let buckets = || Limit::sliding_window("buckets", 1000, 120 * second, 120).map_err(said);
-    let log = || Limit::sliding_log("log", 10_000, 60 * second).map_err(said);
-    let tight = || Limit::sliding_log("tight", 1, second / 100).map_err(said);
+    let window = || Limit::fixed_window("window", 1000, second).map_err(text);
+    let buckets = || Limit::sliding_window("buckets", 1000, 120 * second, 120).map_err(text);
+    let log = || Limit::sliding_log("log", 10_000, 60 * second).map_err(text);
+    let tight = || Limit::sliding_log("tight", 1, second / 100).map_err(text);
     Ok(vec![
         set(vec![window()?])?,
         set(vec![buckets()?])?,
@@ -166,12 +166,12 @@ async fn micros(
     let mut runs = Vec::new();
     for _ in 0..3 {
         let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
-        let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
+        let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(text)?;
         let scope = Scope { downstream: "inside", key: "" };
         let costs = vec![1; jobs];
         let call = Reserve { asker, ..Reserve::new(scope, limits, Costs::Each(&costs), AHEAD) };
         // The first call connects, and loads the scripts.
-        store.reserve(call).await.map_err(said)?;
+        store.reserve(call).await.map_err(text)?;
         runs.push([timed(stage, &store, call, calls).await?, bare.timed(stage).await?]);
     }
     Beside::of(&runs)
@@ -181,7 +181,7 @@ async fn micros(
 async fn timed(stage: &Stage, store: &RedisStore, call: Reserve<'_>, calls: usize) -> Result<f64, String> {
     let before = spent(stage).await?;
     for _ in 0..calls.div_ceil(TOGETHER) {
-        try_join_all((0..TOGETHER).map(|_| store.reserve(call))).await.map_err(said)?;
+        try_join_all((0..TOGETHER).map(|_| store.reserve(call))).await.map_err(text)?;
     }
     Ok(per_call(before, spent(stage).await?))
 }
@@ -195,7 +195,7 @@ async fn in_lanes(
     calls: usize,
 ) -> Result<Beside, String> {
     let leaky =
-        |name: &str, rate: &str| Limit::leaky_bucket(name, rate.parse().map_err(said)?, 1).map_err(said);
+        |name: &str, rate: &str| Limit::leaky_bucket(name, rate.parse().map_err(text)?, 1).map_err(text);
     let mut mine = vec![leaky("lane", "1000000/s")?];
     mine.extend(is_shared.then(|| leaky("tenant", "100000/s")).transpose()?);
     let lane = set(mine)?;
@@ -209,10 +209,10 @@ async fn in_lanes(
     let mut runs = Vec::new();
     for _ in 0..3 {
         let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
-        let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
+        let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(text)?;
         let scope = Scope { downstream: "inside", key: "" };
         let call = Reserve { lanes, ..Reserve::new(scope, limits, Costs::Each(&costs), AHEAD) };
-        let first = store.reserve(call).await.map_err(said)?;
+        let first = store.reserve(call).await.map_err(text)?;
         if first.slots.len() != jobs && !is_shared {
             return Err(format!("{} of {jobs} jobs of lanes have a slot", first.slots.len()));
         }
@@ -229,21 +229,21 @@ async fn without_room(stage: &Stage, bare: &mut Bare) -> Result<Beside, String> 
     let all: Vec<Lane<'_>> = keys.iter().map(|keys| Lane { limits: &lane, keys }).collect();
     let of: Vec<Option<u16>> = (0..MOST).map(|lane| u16::try_from(lane).ok()).collect();
     let lanes = Some(Lanes { all: &all, of: &of, lead: AHEAD, most: u32::MAX });
-    let slow = || Limit::leaky_bucket("pace", "100/s".parse().map_err(said)?, 1).map_err(said);
+    let slow = || Limit::leaky_bucket("pace", "100/s".parse().map_err(text)?, 1).map_err(text);
     let scope = Scope { downstream: "inside", key: "" };
     let mut slowest = Beside::default();
     for full in [
-        Limit::sliding_log("log", 10_000, AHEAD).map_err(said)?,
-        Limit::sliding_window("buckets", 10_000, Duration::from_secs(120), 120).map_err(said)?,
+        Limit::sliding_log("log", 10_000, AHEAD).map_err(text)?,
+        Limit::sliding_window("buckets", 10_000, Duration::from_secs(120), 120).map_err(text)?,
     ] {
         let limits = set(vec![slow()?, full])?;
         let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
-        let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
+        let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(text)?;
         for _ in 0..10 {
             store
                 .reserve(Reserve::new(scope, &limits, Costs::Each(&[1; 1000]), AHEAD))
                 .await
-                .map_err(said)?;
+                .map_err(text)?;
         }
         let costs = vec![5000; MOST];
         let call = Reserve { lanes, ..Reserve::new(scope, &limits, Costs::Each(&costs), Duration::ZERO) };
@@ -262,7 +262,7 @@ async fn without_room(stage: &Stage, bare: &mut Bare) -> Result<Beside, String> 
 /// Calls that cancel 1 000 jobs each, where up to 60 000 are cancelled.
 async fn cancelled(stage: &Stage, bare: &mut Bare) -> Result<Beside, String> {
     let options = RedisOptions::default().with_key_prefix(unique(super::NAME));
-    let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(said)?;
+    let store = RedisStore::connect(&stage.redis.url(), options).await.map_err(text)?;
     let mut runs = Vec::new();
     for run in 0..3 {
         let before = spent(stage).await?;
@@ -270,7 +270,7 @@ async fn cancelled(stage: &Stage, bare: &mut Bare) -> Result<Beside, String> {
             let first = 1000 * (20 * run + call);
             let ids: Vec<Arc<str>> = (first..first + 1000).map(|id| format!("job-{id}").into()).collect();
             let call = TombstoneCall::Cancel { ids: &ids, span: AHEAD };
-            store.tombstones("inside", call).await.map_err(said)?;
+            store.tombstones("inside", call).await.map_err(text)?;
         }
         runs.push([per_call(before, spent(stage).await?), bare.timed(stage).await?]);
     }
@@ -299,7 +299,7 @@ impl Bare {
                     call.invoke_async::<(i64, i64)>(&mut connection).await
                 }
             };
-            try_join_all((0..TOGETHER).map(|_| call())).await.map_err(said)?;
+            try_join_all((0..TOGETHER).map(|_| call())).await.map_err(text)?;
         }
         let took = per_call(before, spent(stage).await?);
         self.took.push(took);

@@ -82,14 +82,14 @@ async fn rate(in_flight: usize, caller: &impl Caller) -> Result<f64, String> {
 
 /// A connection of the client that paced uses.
 pub(super) async fn connect(url: &str) -> Result<MultiplexedConnection, String> {
-    let said = |error: redis::RedisError| error.to_string();
-    let info = url.into_connection_info().map_err(said)?;
+    let text = |error: redis::RedisError| error.to_string();
+    let info = url.into_connection_info().map_err(text)?;
     let tcp = info.tcp_settings().clone().set_nodelay(true);
-    let client = Client::open(info.set_tcp_settings(tcp)).map_err(said)?;
+    let client = Client::open(info.set_tcp_settings(tcp)).map_err(text)?;
     // The time-outs are those of paced.
     let patience = Some(RedisOptions::default().response_timeout);
     let config = AsyncConnectionConfig::new().set_response_timeout(patience);
-    client.get_multiplexed_async_connection_with_config(&config).await.map_err(said)
+    client.get_multiplexed_async_connection_with_config(&config).await.map_err(text)
 }
 
 /// The bare script, called as the client's documentation has it.

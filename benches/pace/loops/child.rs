@@ -58,18 +58,18 @@ async fn consume(options: &Options) -> Result<(), String> {
         None => None,
     };
     let places = Arc::new(Semaphore::new(options.in_flight));
-    let said = |error: lapin::Error| error.to_string();
+    let text = |error: lapin::Error| error.to_string();
     let connection =
-        Connection::connect(&options.amqp, ConnectionProperties::default()).await.map_err(said)?;
-    let channel = connection.create_channel().await.map_err(said)?;
-    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await.map_err(said)?;
+        Connection::connect(&options.amqp, ConnectionProperties::default()).await.map_err(text)?;
+    let channel = connection.create_channel().await.map_err(text)?;
+    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await.map_err(text)?;
     let (queue, consume) = (options.queue.as_str().into(), BasicConsumeOptions::default());
     let mut jobs =
-        channel.basic_consume(queue, "".into(), consume, FieldTable::default()).await.map_err(said)?;
+        channel.basic_consume(queue, "".into(), consume, FieldTable::default()).await.map_err(text)?;
     println!("ready");
 
     while let Some(job) = jobs.next().await {
-        let job = job.map_err(said)?;
+        let job = job.map_err(text)?;
         let place = Arc::clone(&places).acquire_owned().await.map_err(|error| error.to_string())?;
         let (sender, limit) = (sender.clone(), limit.clone());
         tokio::spawn(async move {
@@ -106,11 +106,11 @@ struct Limit {
 
 impl Limit {
     async fn connect(url: &str, key: &str, interval: u64) -> Result<Self, String> {
-        let said = |error: redis::RedisError| error.to_string();
-        let info = url.into_connection_info().map_err(said)?;
+        let text = |error: redis::RedisError| error.to_string();
+        let info = url.into_connection_info().map_err(text)?;
         let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let client = redis::Client::open(info.set_tcp_settings(tcp)).map_err(said)?;
-        let connection = client.get_multiplexed_async_connection().await.map_err(said)?;
+        let client = redis::Client::open(info.set_tcp_settings(tcp)).map_err(text)?;
+        let connection = client.get_multiplexed_async_connection().await.map_err(text)?;
         let script = Arc::new(redis::Script::new(include_str!("take.lua")));
         Ok(Self { connection, script, key: key.to_owned(), interval })
     }

@@ -33,7 +33,7 @@ impl Sender {
         Ok(Self { client, uri, name: None })
     }
 
-    /// Returns the sender with a name, which it tells the API with each request.
+    /// Returns the sender with a name, which it sends to the API with each request.
     pub fn named(mut self, name: &str) -> Result<Self, String> {
         self.name = Some(name.parse().map_err(|error| format!("{name}: {error}"))?);
         Ok(self)

@@ -39,11 +39,11 @@ impl Loop {
         let child = apart(async move { command.spawn() }).await;
         let mut started = Self(child.map_err(|error| format!("cannot start a loop: {error}"))?);
         let output = started.0.stdout.take().ok_or("a loop without output")?;
-        let said = blocking(move || {
+        let first_line = blocking(move || {
             let mut line = String::new();
             BufReader::new(output).read_line(&mut line).map(|_| line)
         });
-        match said.await {
+        match first_line.await {
             Ok(line) if line == "ready\n" => Ok(started),
             _ => Err("a loop ended before it was ready; what it wrote is above".to_owned()),
         }

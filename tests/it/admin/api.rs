@@ -59,9 +59,9 @@ impl AdminReplica {
     }
 
     pub(crate) async fn get(&self) -> Value {
-        let (status, told) = self.send(Method::GET, "", &[], "").await;
-        assert_eq!(status, 200, "{told}");
-        told
+        let (status, answer) = self.send(Method::GET, "", &[], "").await;
+        assert_eq!(status, 200, "{answer}");
+        answer
     }
 
     /// Runs a tool against this replica, with a token.
@@ -109,9 +109,9 @@ async fn only_who_knows_the_token_changes_anything() {
         (&[], "{", 400, "body: "),
         (&[], &long, 413, "over 16384 bytes"),
     ] {
-        let (got, told) = replica.send(Method::POST, "/pause", headers, body).await;
-        assert_eq!(got, status, "{headers:?} {told}");
-        assert!(told["error"].as_str().unwrap().contains(error), "{headers:?} {told}");
+        let (got, answer) = replica.send(Method::POST, "/pause", headers, body).await;
+        assert_eq!(got, status, "{headers:?} {answer}");
+        assert!(answer["error"].as_str().unwrap().contains(error), "{headers:?} {answer}");
     }
     // Reading needs no token, but a known name of the daemon, and no foreign origin.
     for (headers, status) in [
@@ -135,8 +135,11 @@ async fn only_who_knows_the_token_changes_anything() {
 async fn without_a_token_nothing_is_changed() {
     let site = Site::shared("apinone", "rate = '100/s'").await;
     let replica = AdminReplica::start(&site, "allow_hosts = ['paced.internal']\n").await;
-    let (status, told) = replica.send(Method::POST, "/pause", &[], "").await;
-    assert!(status == 403 && told["error"].as_str().unwrap().contains("set admin.token"), "{status} {told}");
+    let (status, answer) = replica.send(Method::POST, "/pause", &[], "").await;
+    assert!(
+        status == 403 && answer["error"].as_str().unwrap().contains("set admin.token"),
+        "{status} {answer}"
+    );
     assert_eq!(replica.send(Method::GET, "", &[("host", "paced.internal:9750")], "").await.0, 200);
     let output = replica.tool("any", &["pause", "billing"]).await;
     assert!(output.code == 77 && output.stderr.contains("admin.token"), "{output:?}");
@@ -148,25 +151,33 @@ async fn what_one_replica_is_asked_for_all_know() {
     let site = Site::shared("apishare", "rate = '100/s'").await;
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     let order = |span: &str| format!(r#"{{"rate": "40/s", "for": "{span}", "reason": "trial"}}"#);
-    let (status, told) = one.send(Method::PUT, "/rate", &[], &order("1h")).await;
-    assert_eq!((status, &told["limits"][0]["rate"]), (200, &json!("40/s")), "{told}");
-    let told = other.get().await;
-    let set = &told["overrides"][0];
-    assert_eq!((&set["by"], &set["set_at"]), (&json!("127.0.0.1"), &told["limits"][0]["since"]), "{told}");
-    assert_eq!(told["limits"][0]["from"]["replica"], one.get().await["replica"], "{told}");
+    let (status, answer) = one.send(Method::PUT, "/rate", &[], &order("1h")).await;
+    assert_eq!((status, &answer["limits"][0]["rate"]), (200, &json!("40/s")), "{answer}");
+    let answer = other.get().await;
+    let set = &answer["overrides"][0];
+    assert_eq!(
+        (&set["by"], &set["set_at"]),
+        (&json!("127.0.0.1"), &answer["limits"][0]["since"]),
+        "{answer}"
+    );
+    assert_eq!(answer["limits"][0]["from"]["replica"], one.get().await["replica"], "{answer}");
     let span = set["until"].as_i64().unwrap() - set["set_at"].as_i64().unwrap();
-    assert_eq!((&set["rate"], &set["reason"], span), (&json!("40/s"), &json!("trial"), 3_600_000), "{told}");
+    assert_eq!(
+        (&set["rate"], &set["reason"], span),
+        (&json!("40/s"), &json!("trial"), 3_600_000),
+        "{answer}"
+    );
     assert_eq!(one.send(Method::PUT, "/rate", &[], &order("1s")).await.0, 200);
     until("the rate is over", LONG, async || {
-        let told = other.get().await;
-        told["overrides"] == json!([]) && told["limits"][0]["rate"] == "100/s"
+        let answer = other.get().await;
+        answer["overrides"] == json!([]) && answer["limits"][0]["rate"] == "100/s"
     })
     .await;
 
     assert_eq!(other.send(Method::POST, "/pause", &[], r#"{"reason": "\"so\""}"#).await.0, 200);
     let pause = one.get().await["pause"].take();
-    let told = ["until", "by", "reason"].map(|name| pause[name].clone());
-    assert_eq!(told, [Value::Null, json!("127.0.0.1"), json!("\"so\"")], "{pause}");
+    let shown = ["until", "by", "reason"].map(|name| pause[name].clone());
+    assert_eq!(shown, [Value::Null, json!("127.0.0.1"), json!("\"so\"")], "{pause}");
     let ago = paced::time::wall_now().0 / 1000 - pause["at"].as_i64().unwrap();
     assert!((0..60_000).contains(&ago), "{pause}: {ago} ms ago");
     assert_eq!(one.send(Method::POST, "/resume", &[], "").await.0, 200);
@@ -198,11 +209,11 @@ async fn the_tools_change_what_runs() {
         assert_eq!(output.code, 0, "{output:?}");
         output.stdout
     };
-    let told = tool(&["pause", "billing", "--for", "10m", "--reason", "they asked"]).await;
-    assert!(told.starts_with("billing is paused until 2") && told.ends_with(" UTC\n"), "{told}");
+    let output = tool(&["pause", "billing", "--for", "10m", "--reason", "they asked"]).await;
+    assert!(output.starts_with("billing is paused until 2") && output.ends_with(" UTC\n"), "{output}");
     assert_eq!(tool(&["pause", "billing"]).await, "billing is paused until it is resumed\n");
-    let told: Value = serde_json::from_str(&tool(&["-o", "json", "pause", "billing"]).await).unwrap();
-    assert_eq!((&told["name"], &told["pause"]["until"]), (&json!("billing"), &Value::Null));
+    let answer: Value = serde_json::from_str(&tool(&["-o", "json", "pause", "billing"]).await).unwrap();
+    assert_eq!((&answer["name"], &answer["pause"]["until"]), (&json!("billing"), &Value::Null));
     assert_eq!(tool(&["resume", "billing"]).await, "billing is resumed\n");
 
     let table = tool(&["rate", "get", "billing"]).await;
@@ -215,11 +226,11 @@ async fn the_tools_change_what_runs() {
         let rows = table.lines().skip(1).map(cells);
         rows.map(|row| row.into_iter().filter(|cell| !cell.is_empty()).collect()).collect()
     };
-    let told = rows(&table);
-    assert_eq!(told[0], ["LIMIT", "ALGORITHM", "FILE", "IN FORCE", "SINCE", "FROM", "SET"], "{table}");
-    assert_eq!(told[1][..4], ["leaky-bucket-0", "leaky-bucket", "100/s", "100/s"], "{table}");
-    assert_eq!(told[2][..4], ["log", "sliding-log", "1000/m", "1000/m"], "{table}");
-    for row in &told[1..] {
+    let shown_rows = rows(&table);
+    assert_eq!(shown_rows[0], ["LIMIT", "ALGORITHM", "FILE", "IN FORCE", "SINCE", "FROM", "SET"], "{table}");
+    assert_eq!(shown_rows[1][..4], ["leaky-bucket-0", "leaky-bucket", "100/s", "100/s"], "{table}");
+    assert_eq!(shown_rows[2][..4], ["log", "sliding-log", "1000/m", "1000/m"], "{table}");
+    for row in &shown_rows[1..] {
         assert!(row[4].parse::<jiff::Timestamp>().is_ok() && row[4].contains('T'), "{table}");
         assert!(row[5].starts_with(&format!("{id} on ")) && row[6] == "-", "{table}");
     }
@@ -236,8 +247,9 @@ async fn the_tools_change_what_runs() {
     let set = &rows(&table)[2];
     assert_eq!(set[2..4], ["1000/m", "500/m"], "{table}");
     assert!(set[6].ends_with(", until it is unset"), "{table}");
-    let told: Value = serde_json::from_str(&tool(&["-o", "json", "rate", "unset", "billing"]).await).unwrap();
-    assert_eq!(told["overrides"].as_array().unwrap().len(), 1);
+    let answer: Value =
+        serde_json::from_str(&tool(&["-o", "json", "rate", "unset", "billing"]).await).unwrap();
+    assert_eq!(answer["overrides"].as_array().unwrap().len(), 1);
     tool(&["rate", "unset", "billing", "--limit", "log", "--reason", "done"]).await;
     assert_eq!(replica.get().await["overrides"], json!([]));
 
@@ -261,7 +273,7 @@ async fn the_tools_change_what_runs() {
 async fn tools_end_with_what_is_wrong() {
     let site = Site::shared("apiexit", "rate = '100/s'").await;
     let replica = AdminReplica::with_token(&site).await;
-    for (token, args, code, told) in [
+    for (token, args, code, message) in [
         ("wrong", &["pause", "billing"][..], 77, "the token is wrong"),
         ("wrong", &["rate", "set", "billing", "20/s"], 77, "the token is wrong"),
         ("wrong", &["rate", "get", "billing"], 0, ""),
@@ -275,7 +287,7 @@ async fn tools_end_with_what_is_wrong() {
     ] {
         let output = replica.tool(token, args).await;
         assert_eq!(output.code, code, "{args:?} {output:?}");
-        assert!(output.stderr.contains(told), "{args:?} {output:?}");
+        assert!(output.stderr.contains(message), "{args:?} {output:?}");
         assert!(!output.stderr.contains(TOKEN), "{output:?}");
     }
     assert_eq!(replica.get().await["overrides"], json!([]));
@@ -308,8 +320,8 @@ async fn a_store_that_is_away_is_reported() {
     assert_eq!(replica.send(Method::POST, "/pause", &[], "").await.0, 200);
     redis.kill().await;
     for (method, what) in [(Method::GET, ""), (Method::POST, "/resume"), (Method::DELETE, "/rate")] {
-        let (status, told) = replica.send(method, what, &[], "").await;
-        assert!(status == 503 && told["error"].as_str().unwrap().contains("store"), "{status} {told}");
+        let (status, answer) = replica.send(method, what, &[], "").await;
+        assert!(status == 503 && answer["error"].as_str().unwrap().contains("store"), "{status} {answer}");
     }
     let output = replica.tool(TOKEN, &["resume", "billing"]).await;
     assert!(output.code == 69 && output.stderr.contains("store"), "{output:?}");

@@ -88,8 +88,8 @@ async fn a_change_whose_client_hangs_up_is_made_and_logged() {
     })
     .await;
     let is_paused = replica.get().await["paused"] == true;
-    let told = |message: &str| lines(&replica, message).len();
-    match (told("admin: changed"), told("admin: not changed"), told("admin: unknown whether changed")) {
+    let count = |message: &str| lines(&replica, message).len();
+    match (count("admin: changed"), count("admin: not changed"), count("admin: unknown whether changed")) {
         (1, 0, 0) => assert!(is_paused),
         (0, 1, 0) => assert!(!is_paused),
         (0, 0, 1) => {}

@@ -114,8 +114,8 @@ async fn a_cancelled_job_is_not_sent_when_it_comes_home() {
     site.publish(vec![later("gone", wait), later("kept", wait), later("undone", wait)]).await;
     until("all three are parked", LONG, async || replica.settled("parked").await >= 3).await;
     replica.cancel(&["gone", "undone"]).await;
-    let told = replica.cancel(&["undone", "--undo"]).await;
-    assert_eq!(told, "billing: 1 of 1 job(s) were cancelled, and are not any more\n");
+    let output = replica.cancel(&["undone", "--undo"]).await;
+    assert_eq!(output, "billing: 1 of 1 job(s) were cancelled, and are not any more\n");
     replica.until_cancelled(1).await;
     assert_eq!(replica.tool(TOKEN, &["resume", "billing"]).await.code, 0);
     until("the others arrive", LONG, async || site.api.count() == 2).await;
@@ -141,7 +141,7 @@ async fn after_a_flush_every_replica_still_knows_what_was_cancelled() {
     one.cancel(&["home", "queued", "again", "last"]).await;
     one.cancel(&["again", "--undo"]).await;
     assert_eq!(one.tool(TOKEN, &["resume", "billing"]).await.code, 0);
-    // Both have heard of it: each settles one of these.
+    // Both know of it: each settles one of these.
     for id in ["queued", "queued", "queued", "queued"] {
         site.publish(vec![Job::new(id)]).await;
     }
@@ -158,7 +158,7 @@ async fn after_a_flush_every_replica_still_knows_what_was_cancelled() {
         one.settled("cancelled").await + other.settled("cancelled").await == 6
     })
     .await;
-    // A replica that starts now has it from the store, to which the others have told it again.
+    // A replica that starts now has it from the store, to which the others have reported it again.
     let count = ["ZCARD".to_owned(), format!("{}:{{billing}}:cancelled", site.prefix)];
     until("the store knows all four", LONG, async || {
         redis.command(&count.each_ref().map(String::as_str)).await.unwrap().trim() == ":4"
@@ -191,9 +191,9 @@ async fn a_client_that_asked_for_the_outcome_gets_it() {
     site.depth(&replies, 1, LONG).await;
     let reply = publish::drain(&site.amqp, &replies).await.remove(0);
     assert_eq!(reply.properties.correlation_id().as_ref().unwrap().as_str(), "c-1");
-    let told: Value = serde_json::from_slice(&reply.body).unwrap();
+    let outcome: Value = serde_json::from_slice(&reply.body).unwrap();
     let text = "cancelled: an operator cancelled the job before it was sent";
-    assert_eq!(told, json!({ "status": 0, "headers": {}, "body": text }));
+    assert_eq!(outcome, json!({ "status": 0, "headers": {}, "body": text }));
     replica.until_cancelled(1).await;
     connection.close(200, "OK".into()).await.unwrap();
     assert_eq!((replica.paced.stop().await, site.api.count()), (0, 0));
@@ -239,13 +239,13 @@ async fn who_may_cancel_and_what_is_answered() {
     ] {
         assert_eq!(replica.send(Method::POST, "/cancel", headers, body).await.0, status, "{headers:?}");
     }
-    let (status, told) = replica.send(Method::POST, "/cancel", &[], body).await;
-    assert_eq!((status, &told["cancelled"]), (200, &json!({ "ids": 1, "changed": 1 })), "{told}");
+    let (status, answer) = replica.send(Method::POST, "/cancel", &[], body).await;
+    assert_eq!((status, &answer["cancelled"]), (200, &json!({ "ids": 1, "changed": 1 })), "{answer}");
     let many: Vec<String> = (0..1001).map(|number| format!("job-{number}")).collect();
-    let (status, told) =
+    let (status, answer) =
         replica.send(Method::POST, "/cancel", &[], &json!({ "ids": many }).to_string()).await;
-    assert!(status == 400 && told["error"].as_str().unwrap().contains("at most 1000"), "{status} {told}");
-    for (token, args, code, told) in [
+    assert!(status == 400 && answer["error"].as_str().unwrap().contains("at most 1000"), "{status} {answer}");
+    for (token, args, code, message) in [
         ("wrong", &["cancel", "billing", "a"][..], 77, "the token is wrong"),
         (TOKEN, &["cancel", "biling", "a"], 2, "no such downstream"),
         (TOKEN, &["cancel", "billing"], 2, "required"),
@@ -257,7 +257,7 @@ async fn who_may_cancel_and_what_is_answered() {
     ] {
         let output = replica.tool(token, args).await;
         assert_eq!(output.code, code, "{args:?} {output:?}");
-        assert!(output.stderr.contains(told), "{args:?} {output:?}");
+        assert!(output.stderr.contains(message), "{args:?} {output:?}");
     }
     // From stdin there may be more than fit into one request.
     let args = ["--admin", &replica.base, "--set", &format!("admin.token={TOKEN}"), "cancel", "billing", "-"];
@@ -267,9 +267,12 @@ async fn who_may_cancel_and_what_is_answered() {
         (0, "billing: 1001 id(s) are cancelled, and remembered whether or not such jobs wait now\n"),
         "{output:?}"
     );
-    let told: Value =
+    let answer: Value =
         serde_json::from_str(&replica.cancel(&["a", "x", "--undo", "-o", "json"]).await).unwrap();
-    assert_eq!((&told["name"], &told["cancelled"]), (&json!("billing"), &json!({ "ids": 2, "changed": 1 })));
+    assert_eq!(
+        (&answer["name"], &answer["cancelled"]),
+        (&json!("billing"), &json!({ "ids": 2, "changed": 1 }))
+    );
     let lines = replica.audit("admin: changed", 4).await;
     assert_eq!(lines[0]["change"], "cancel");
     assert_eq!(lines[0]["after"], "1 of 1 cancelled for 366 days: a");

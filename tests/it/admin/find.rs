@@ -9,9 +9,9 @@ use super::*;
 impl AdminReplica {
     /// What this replica knows of the jobs with an id.
     async fn find(&self, id: &str) -> Value {
-        let (status, told) = self.send(Method::GET, &format!("/job?id={id}"), &[], "").await;
-        assert_eq!(status, 200, "{told}");
-        told
+        let (status, answer) = self.send(Method::GET, &format!("/job?id={id}"), &[], "").await;
+        assert_eq!(status, 200, "{answer}");
+        answer
     }
 
     /// Waits until the first job with this id is in this place here, and returns what is known.
@@ -35,8 +35,8 @@ async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
     let [soon, hour] = [50, 3600].map(Duration::from_secs);
     site.publish(vec![later("soon/1", soon), later("parked", hour)]).await;
     let mut waiting = Value::Null;
-    let held_back = |told: &Value| {
-        let text = told["text"][1].as_str().unwrap_or_default();
+    let held_back = |answer: &Value| {
+        let text = answer["text"][1].as_str().unwrap_or_default();
         text.starts_with("what holds jobs back: paused by ") && text.ends_with("a test")
     };
     until("the job waits behind the pause", LONG, async || {
@@ -80,9 +80,13 @@ async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
     assert_eq!(cancelled["cancelled"], true, "{cancelled}");
 
     let output = replica.tool(TOKEN, &["-o", "json", "find", "billing", "nobody"]).await;
-    let told: Value = serde_json::from_str(&output.stdout).unwrap();
-    assert_eq!((output.code, &told["jobs"], &told["cancelled"]), (0, &json!([]), &json!(false)), "{told}");
-    assert!(told["text"][0].as_str().unwrap().contains("does not hold it"), "{told}");
+    let answer: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(
+        (output.code, &answer["jobs"], &answer["cancelled"]),
+        (0, &json!([]), &json!(false)),
+        "{answer}"
+    );
+    assert!(answer["text"][0].as_str().unwrap().contains("does not hold it"), "{answer}");
     for args in [["find", "biling", "a"], ["find", "billing", ""]] {
         assert_eq!(replica.tool(TOKEN, &args).await.code, 2, "{args:?}");
     }
@@ -96,16 +100,16 @@ async fn a_replica_asks_the_others_for_the_jobs_that_it_does_not_hold() {
     let site = Site::shared("findtwo", "rate = '100/s'\nqueue.prefetch = 10").await;
     let [one, other] = [AdminReplica::with_token(&site).await, AdminReplica::with_token(&site).await];
     assert_eq!(one.tool(TOKEN, &["pause", "billing"]).await.code, 0);
-    let mut told = Value::Null;
+    let mut answer = Value::Null;
     until("each knows the other", LONG, async || {
-        told = one.find("none").await;
-        told["not_asked"].as_array().unwrap().len() == 1
+        answer = one.find("none").await;
+        answer["not_asked"].as_array().unwrap().len() == 1
     })
     .await;
     let others = other.find("none").await["replica"].clone();
-    assert_eq!(told["not_asked"][0], others, "{told}");
-    let text: Vec<&str> = told["text"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-    assert!(text.iter().any(|line| line.starts_with("these replicas were not asked")), "{told}");
+    assert_eq!(answer["not_asked"][0], others, "{answer}");
+    let text: Vec<&str> = answer["text"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(text.iter().any(|line| line.starts_with("these replicas were not asked")), "{answer}");
 
     site.publish(Job::many("job", JOBS)).await;
     site.depth(&site.queue(), 0, LONG).await;

@@ -21,23 +21,23 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     site.publish(Job::many("gone", 3)).await;
     site.depth(&site.dead_queue(), 7, LONG).await;
 
-    let (status, told) = replica.send(Method::GET, "/dead?limit=2&status=404", &[], "").await;
-    let letters = told["letters"].as_array().unwrap();
-    assert_eq!((status, letters.len(), told["total"].as_u64()), (200, 2, Some(7)), "{told}");
+    let (status, answer) = replica.send(Method::GET, "/dead?limit=2&status=404", &[], "").await;
+    let letters = answer["letters"].as_array().unwrap();
+    assert_eq!((status, letters.len(), answer["total"].as_u64()), (200, 2, Some(7)), "{answer}");
     // Letters of one instant lie in any order.
     let is_bad = |letter: &Value| letter["id"].as_str().unwrap().starts_with("bad-");
-    assert!(letters.iter().all(is_bad) && letters[0]["reason"] == "status", "{told}");
-    assert_eq!((&letters[0]["status"], &letters[0]["attempts"]), (&json!(404), &json!(1)), "{told}");
-    assert_eq!(letters[0]["response"], "<b>no</b>\n\u{1b}[2J", "{told}");
-    let (_, told) = replica.send(Method::GET, "/dead?limit=1&status=410", &[], "").await;
-    assert_eq!(told["letters"][0]["response"], Value::Null, "{told}");
+    assert!(letters.iter().all(is_bad) && letters[0]["reason"] == "status", "{answer}");
+    assert_eq!((&letters[0]["status"], &letters[0]["attempts"]), (&json!(404), &json!(1)), "{answer}");
+    assert_eq!(letters[0]["response"], "<b>no</b>\n\u{1b}[2J", "{answer}");
+    let (_, answer) = replica.send(Method::GET, "/dead?limit=1&status=410", &[], "").await;
+    assert_eq!(answer["letters"][0]["response"], Value::Null, "{answer}");
 
     // The body is only in the answer for one letter.
-    let (status, told) = replica.send(Method::GET, "/dead/letter?id=bad-1", &[], "").await;
-    assert_eq!((status, &told["id"], &told["is_cut"]), (200, &json!("bad-1"), &json!(false)), "{told}");
-    let length = told["body"].as_str().unwrap().len();
-    assert_eq!(Some(length as u64), told["bytes"].as_u64(), "{told}");
-    assert_eq!(told["response"], "<b>no</b>\n\u{1b}[2J", "{told}");
+    let (status, answer) = replica.send(Method::GET, "/dead/letter?id=bad-1", &[], "").await;
+    assert_eq!((status, &answer["id"], &answer["is_cut"]), (200, &json!("bad-1"), &json!(false)), "{answer}");
+    let length = answer["body"].as_str().unwrap().len();
+    assert_eq!(Some(length as u64), answer["bytes"].as_u64(), "{answer}");
+    assert_eq!(answer["response"], "<b>no</b>\n\u{1b}[2J", "{answer}");
     for (query, status) in [("?id=none", 404), ("", 400), ("?id=a&limit=2", 400)] {
         let path = format!("/dead/letter{query}");
         assert_eq!(replica.send(Method::GET, &path, &[], "").await.0, status, "{query}");
@@ -50,8 +50,8 @@ async fn dead_letters_are_listed_replayed_and_purged() {
         (Method::POST, "/dead/replay"),
         (Method::POST, "/dead/purge"),
     ] {
-        let (status, told) = replica.send(method, what, &[("authorization", "")], "").await;
-        assert_eq!(status, 401, "{what} {told}");
+        let (status, answer) = replica.send(method, what, &[("authorization", "")], "").await;
+        assert_eq!(status, 401, "{what} {answer}");
     }
     for (what, body, error) in [
         ("/dead/purge", r#"{"rate": "1/s", "all": true}"#, "a purge has none"),
@@ -64,26 +64,26 @@ async fn dead_letters_are_listed_replayed_and_purged() {
         ("/dead/replay", r#"{"status": null}"#, "status: null chooses no letters"),
         ("/dead/replay", r#"{"all": true, "status": 404}"#, "leave one out"),
     ] {
-        let (status, told) = replica.send(Method::POST, what, &[], body).await;
-        assert!(status == 400 && told["error"].as_str().unwrap().contains(error), "{what} {told}");
+        let (status, answer) = replica.send(Method::POST, what, &[], body).await;
+        assert!(status == 400 && answer["error"].as_str().unwrap().contains(error), "{what} {answer}");
     }
     assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(7));
 
     let body = r#"{"id": "bad-1", "audit": "nobody wants it"}"#;
-    let (status, told) = replica.send(Method::POST, "/dead/purge", &[], body).await;
-    assert_eq!((status, &told["purged"], &told["passed"]), (200, &json!(1), &json!(6)), "{told}");
+    let (status, answer) = replica.send(Method::POST, "/dead/purge", &[], body).await;
+    assert_eq!((status, &answer["purged"], &answer["passed"]), (200, &json!(1), &json!(6)), "{answer}");
     site.api.rule(|_| Answer::ok());
     let body = r#"{"status": 410, "rate": "1000/s", "audit": "it is back"}"#;
-    let (status, told) = replica.send(Method::POST, "/dead/replay", &[], body).await;
-    assert_eq!((status, &told["replayed"], &told["failed"]), (200, &json!(3), &json!(0)), "{told}");
+    let (status, answer) = replica.send(Method::POST, "/dead/replay", &[], body).await;
+    assert_eq!((status, &answer["replayed"], &answer["failed"]), (200, &json!(3), &json!(0)), "{answer}");
     let mut sent: Vec<String> =
         site.api.wait_for(10, LONG).await[7..].iter().map(|arrival| arrival.id().to_owned()).collect();
     sent.sort_unstable();
     assert_eq!(sent, ["gone-0", "gone-1", "gone-2"]);
     site.depth(&site.dead_queue(), 3, LONG).await;
     let lines = replica.audit("admin: changed", 2).await;
-    let told = json!("1 of 7 done, 6 passed over, 0 failed");
-    assert_eq!((&lines[0]["change"], &lines[0]["after"]), (&json!("dead purge"), &told), "{lines:?}");
+    let result = json!("1 of 7 done, 6 passed over, 0 failed");
+    assert_eq!((&lines[0]["change"], &lines[0]["after"]), (&json!("dead purge"), &result), "{lines:?}");
     assert_eq!((&lines[1]["change"], &lines[1]["reason"]), (&json!("dead replay"), &json!("it is back")));
     assert_eq!(replica.paced.stop().await, 0);
 }
@@ -105,19 +105,19 @@ async fn what_was_not_shown_stays() {
     let (first, until) = (shown["total"].clone(), shown["listed_at"].as_i64().unwrap());
 
     // Somebody else takes two; three come, of which one has no time, as those that the broker dead-letters.
-    let (_, told) = replica.send(Method::POST, "/dead/purge", &[], r#"{"all": true, "limit": 2}"#).await;
-    assert_eq!((&told["purged"], &told["stopped_by"]), (&json!(2), &json!("limit")), "{told}");
+    let (_, answer) = replica.send(Method::POST, "/dead/purge", &[], r#"{"all": true, "limit": 2}"#).await;
+    assert_eq!((&answer["purged"], &answer["stopped_by"]), (&json!(2), &json!("limit")), "{answer}");
     let new = vec![died("new-0", until + 1), Job::new("brokers"), died("new-1", until + 60_000)];
     publish::publish_to(&site.amqp, "", &site.dead_queue(), new).await;
     site.depth(&site.dead_queue(), 5, LONG).await;
     let body = json!({ "all": true, "first": first, "died_until": until, "audit": "over" }).to_string();
-    let (status, told) = replica.send(Method::POST, "/dead/purge", &[], &body).await;
+    let (status, answer) = replica.send(Method::POST, "/dead/purge", &[], &body).await;
     // Of the first four those that died before: `brokers` is the fourth.
-    assert_eq!((status, &told["found"], &told["purged"]), (200, &json!(4), &json!(3)), "{told}");
-    assert_eq!((&told["passed"], &told["stopped_by"]), (&json!(1), &Value::Null), "{told}");
+    assert_eq!((status, &answer["found"], &answer["purged"]), (200, &json!(4), &json!(3)), "{answer}");
+    assert_eq!((&answer["passed"], &answer["stopped_by"]), (&json!(1), &Value::Null), "{answer}");
     let body = json!({ "reason": "status", "first": 2, "died_until": until + 1 }).to_string();
-    let (status, told) = replica.send(Method::POST, "/dead/replay", &[], &body).await;
-    assert_eq!((status, &told["replayed"], &told["passed"]), (200, &json!(1), &json!(1)), "{told}");
+    let (status, answer) = replica.send(Method::POST, "/dead/replay", &[], &body).await;
+    assert_eq!((status, &answer["replayed"], &answer["passed"]), (200, &json!(1), &json!(1)), "{answer}");
     assert_eq!(site.api.wait_for(1, LONG).await[0].id(), "new-0");
     let left: Vec<String> = site.dead(1, LONG).await.iter().map(|letter| letter.id().to_owned()).collect();
     assert_eq!(left, ["new-1"]);
@@ -152,11 +152,11 @@ async fn a_list_holds_no_bodies() {
     site.depth(&site.dead_queue(), 4, LONG).await;
     let peak = || memory(replica.paced.pid(), "VmHWM");
     let before = peak();
-    let (status, told) = replica.send(Method::GET, "/dead?limit=500", &[], "").await;
-    let letters = told["letters"].as_array().unwrap();
-    assert_eq!((status, letters.len(), &letters[3]["bytes"]), (200, 4, &json!(16 << 20)), "{told}");
-    let (_, told) = replica.send(Method::POST, "/dead/purge", &[], r#"{"id": "job-0"}"#).await;
-    assert_eq!((&told["purged"], &told["passed"]), (&json!(1), &json!(3)), "{told}");
+    let (status, answer) = replica.send(Method::GET, "/dead?limit=500", &[], "").await;
+    let letters = answer["letters"].as_array().unwrap();
+    assert_eq!((status, letters.len(), &letters[3]["bytes"]), (200, 4, &json!(16 << 20)), "{answer}");
+    let (_, answer) = replica.send(Method::POST, "/dead/purge", &[], r#"{"id": "job-0"}"#).await;
+    assert_eq!((&answer["purged"], &answer["passed"]), (&json!(1), &json!(3)), "{answer}");
     let grown = peak() - before;
     // The bodies are 64 MiB; what is in transit is cut as it is read.
     assert!(grown < 32 << 10, "{grown} KiB more: bodies are held");

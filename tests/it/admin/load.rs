@@ -86,7 +86,7 @@ async fn probes_are_answered_beside_idle_and_busy_connections() {
         slow.push(stream);
     }
     probe(to, 20).await;
-    until("metrics are told beside those who do not read them", LONG, async || {
+    until("metrics are answered beside clients that do not read them", LONG, async || {
         ask("127.0.0.1", to, "/metrics").await.1.starts_with("HTTP/1.1 200")
     })
     .await;
@@ -259,14 +259,14 @@ async fn a_list_tells_of_a_pause_that_another_replica_was_asked_for() {
         let list: Value = serde_json::from_str(&reply.text).unwrap();
         list["downstreams"][0].clone()
     };
-    until("the list is told", LONG, async || {
+    until("the list is answered", LONG, async || {
         listed().await["pause"] == Value::Null && listed().await.is_object()
     })
     .await;
-    let (status, told) = other.send(Method::POST, "/pause", &[], r#"{"reason": "they asked"}"#).await;
-    assert_eq!(status, 200, "{told}");
+    let (status, answer) = other.send(Method::POST, "/pause", &[], r#"{"reason": "they asked"}"#).await;
+    assert_eq!(status, 200, "{answer}");
     // Far below the time for which a record that is not read again would count.
-    until("the list tells of it", Duration::from_secs(30), async || {
+    until("the list has it", Duration::from_secs(30), async || {
         listed().await["pause"]["reason"] == "they asked"
     })
     .await;
@@ -287,7 +287,7 @@ async fn a_list_of_downstreams_asks_the_store_no_more_however_many_want_it() {
         if status == 200 { serde_json::from_str(&text).unwrap() } else { Value::Null }
     };
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<String>>();
-    until("the list tells what the store has", LONG, async || {
+    until("the list has what the store has", LONG, async || {
         let list = get("/api/v1/downstreams").await;
         let one = get("/api/v1/downstreams/billing").await;
         let listed = &list["downstreams"][0];

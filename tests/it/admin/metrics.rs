@@ -359,8 +359,8 @@ async fn slots_missed_while_the_process_stands_still_are_counted() {
     // Nothing is paused, cancelled or stopped, no job has a deadline, and the connections outlast far longer stops. A
     // clock that steps meanwhile is the machine's own, and then the log says so.
     let stepped = last.count("paced_slots_abandoned_total", "reason", "clock-stepped");
-    let told = watched.paced.log().iter().any(|line| line.contains("the store's clock stepped"));
-    assert!(stepped == 0 || told, "{stepped} slots were given up for no reason");
+    let is_logged = watched.paced.log().iter().any(|line| line.contains("the store's clock stepped"));
+    assert!(stepped == 0 || is_logged, "{stepped} slots were given up for no reason");
     assert_eq!(last.total("paced_slots_abandoned_total"), missed + stepped, "and none for another reason");
     last.assert_slots_agree(JOBS);
     assert_eq!(watched.paced.stop().await, 0);
@@ -383,8 +383,8 @@ async fn promtool(text: &str) {
     match checked.await {
         None => eprintln!("promtool is not installed (Debian's prometheus has it): its check is skipped"),
         Some(output) => {
-            let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && said.trim().is_empty(), "promtool: {said}");
+            let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && printed.trim().is_empty(), "promtool: {printed}");
         }
     }
 }

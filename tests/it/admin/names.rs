@@ -20,8 +20,8 @@ async fn changes_are_shown_with_whose_they_are_by_every_replica() {
         one.send(method, what, &[("authorization", &bearer)], body).await
     };
     let pause = r#"{"for": "10m", "reason": "they asked"}"#;
-    let (status, told) = send("token-of-alice-1234", Method::POST, "/pause", pause).await;
-    assert_eq!((status, &told["pause"]["by"]), (200, &json!("alice")), "{told}");
+    let (status, answer) = send("token-of-alice-1234", Method::POST, "/pause", pause).await;
+    assert_eq!((status, &answer["pause"]["by"]), (200, &json!("alice")), "{answer}");
     for (token, method, what, body, status) in [
         ("token-of-grafana-12", Method::POST, "/pause", "", 401),
         ("token-of-alice-1234", Method::PUT, "/rate", r#"{"rate": "9/s"}"#, 401),
@@ -40,10 +40,10 @@ async fn changes_are_shown_with_whose_they_are_by_every_replica() {
     let resumed = one.tool("token-of-alice-1234", &["--as", "bob", "resume", "billing"]).await;
     assert_eq!(resumed.code, 0, "{resumed:?}");
 
-    let (status, told) =
+    let (status, answer) =
         other.send(Method::GET, "/changes", &[("authorization", "Bearer token-of-grafana-12")], "").await;
-    let changes = told["changes"].as_array().unwrap();
-    assert_eq!((status, changes.len()), (200, 3), "{told}");
+    let changes = answer["changes"].as_array().unwrap();
+    assert_eq!((status, changes.len()), (200, 3), "{answer}");
     let column = |name: &str| changes.iter().map(|change| change[name].clone()).collect::<Vec<_>>();
     assert_eq!(column("by"), [json!("alice"), json!("ci"), json!("alice")]);
     assert_eq!(column("change"), [json!("pause"), json!("rate set"), json!("resume")]);
@@ -55,12 +55,12 @@ async fn changes_are_shown_with_whose_they_are_by_every_replica() {
 
     let env = [("PACED_ADMIN__READ_TOKEN", "token-of-grafana-12")];
     let args = ["--admin", &other.base, "history", "billing"];
-    let told = site.cli_with(&args, &env).await;
-    assert_eq!((told.code, told.stdout.lines().count()), (0, 4), "{told:?}");
-    assert!(told.stdout.contains("alice (as bob)"), "{}", told.stdout);
+    let output = site.cli_with(&args, &env).await;
+    assert_eq!((output.code, output.stdout.lines().count()), (0, 4), "{output:?}");
+    assert!(output.stdout.contains("alice (as bob)"), "{}", output.stdout);
     let args = ["--admin", &other.base, "-o", "json", "history"];
-    let told = site.cli_with(&args, &env).await;
-    let last: Value = serde_json::from_str(told.stdout.lines().last().unwrap()).unwrap();
+    let output = site.cli_with(&args, &env).await;
+    let last: Value = serde_json::from_str(output.stdout.lines().last().unwrap()).unwrap();
     assert_eq!((&last["downstream"], &last["change"]), (&json!("billing"), &json!("resume")), "{last}");
     let line = &one.audit("admin: changed", 3).await[2];
     assert_eq!((&line["by"], &line["claimed"]), (&json!("alice"), &json!("bob")), "{line}");

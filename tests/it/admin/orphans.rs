@@ -59,11 +59,11 @@ async fn a_downstream_that_is_taken_out_of_the_file_is_named_until_it_is_deleted
     })
     .await;
     ended(&replica.tool(TOKEN, &["status", "old"]).await, 0, "old: no replica serves it (last served ");
-    let told: Value =
+    let answer: Value =
         serde_json::from_str(&replica.tool(TOKEN, &["-o", "json", "status"]).await.stdout).unwrap();
-    assert_eq!(told["orphans"][0]["name"], "old", "{told}");
+    assert_eq!(answer["orphans"][0]["name"], "old", "{answer}");
 
-    // A store that loses it is told again.
+    // A store that loses it gets the report again.
     let key = format!("{}:{{~fleet}}:served:{}", site.prefix, site.prefix);
     let redis = redis().await;
     redis.command(&["DEL", &key]).await.unwrap();

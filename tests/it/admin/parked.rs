@@ -36,9 +36,9 @@ async fn parked_jobs_are_shown_by_their_reason_and_hour_also_after_a_restart() {
         .await;
         last
     };
-    let told = shown(&replica).await;
-    assert_eq!(told["parked"], 3, "{told}");
-    let text = told["binding"]["text"].as_str().unwrap();
+    let state = shown(&replica).await;
+    assert_eq!(state["parked"], 3, "{state}");
+    let text = state["binding"]["text"].as_str().unwrap();
     assert!(
         text.starts_with("no job may be released yet: 3 parked in the broker; the first are due"),
         "{text}"

@@ -35,17 +35,17 @@ async fn a_pause_stops_every_replica_until_it_is_resumed() {
     let (one, other) = tokio::join!(AdminReplica::with_token(&site), AdminReplica::with_token(&site));
     site.publish(Job::many("job", JOBS)).await;
     site.api.wait_for(50, LONG).await;
-    // Each tells once a second what binds there, and at first that it does not consume yet.
-    until("it tells of jobs that wait", LONG, async || {
-        let told = one.downstream().await["binding"]["reason"].clone();
-        told == "limit" || told == "concurrency"
+    // Each reports once a second what binds there, and at first that it does not consume yet.
+    until("it reports jobs that wait", LONG, async || {
+        let reason = one.downstream().await["binding"]["reason"].clone();
+        reason == "limit" || reason == "concurrency"
     })
     .await;
     let output = one.tool(TOKEN, &["pause", "billing", "--reason", "they asked"]).await;
     assert_eq!(output.code, 0, "{output:?}");
-    let told = one.downstream().await;
+    let state = one.downstream().await;
     assert_eq!(
-        (&told["binding"]["reason"], &told["pause"]["reason"]),
+        (&state["binding"]["reason"], &state["pause"]["reason"]),
         (&"paused".into(), &"they asked".into())
     );
     for replica in [&one, &other] {
@@ -66,8 +66,8 @@ async fn a_pause_stops_every_replica_until_it_is_resumed() {
     let resumed = stamp();
     other.downstream().await;
     assert_eq!(other.tool(TOKEN, &["resume", "billing"]).await.code, 0);
-    let told = other.downstream().await;
-    assert!(told["binding"]["reason"] != "paused" && told["pause"].is_null(), "{told}");
+    let state = other.downstream().await;
+    assert!(state["binding"]["reason"] != "paused" && state["pause"].is_null(), "{state}");
     let arrivals = site.api.wait_for(JOBS, LONG).await;
     assert!(compare("job", JOBS, &arrivals).is_clean());
     count::assert_never_ahead(&site.api.stamps(), resumed, "200/s".parse().unwrap(), AHEAD);
@@ -106,20 +106,20 @@ async fn all_downstreams_are_paused_and_resumed_at_once() {
     let config = format!("{}{}{ADMIN}token = '{TOKEN}'\n", site.config(), more.concat());
     let replica = AdminReplica::with_config(&config).await;
     let paused = async || replica.metric("paced_paused").await;
-    let told = replica.tool(TOKEN, &["pause", "--all", "--for", "1h", "--reason", "network"]).await;
-    assert_eq!((told.code, told.stdout.lines().count()), (0, 3), "{told:?}");
+    let output = replica.tool(TOKEN, &["pause", "--all", "--for", "1h", "--reason", "network"]).await;
+    assert_eq!((output.code, output.stdout.lines().count()), (0, 3), "{output:?}");
     until("all are paused", LONG, async || paused().await == 3.0).await;
-    let told = replica.tool(TOKEN, &["-o", "json", "resume", "--all"]).await;
-    let names: Vec<Value> = told
+    let output = replica.tool(TOKEN, &["-o", "json", "resume", "--all"]).await;
+    let names: Vec<Value> = output
         .stdout
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["name"].clone())
         .collect();
     assert_eq!(
-        (told.code, names),
+        (output.code, names),
         (0, vec!["billing".into(), "crm".into(), "mails".into()]),
         "{}",
-        told.stderr
+        output.stderr
     );
     until("all are resumed", LONG, async || paused().await == 0.0).await;
     assert_eq!(replica.audit("admin: changed", 6).await[0]["reason"], "network");

@@ -36,13 +36,13 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
     let replicas = [&one.paced, &other.paced];
     site.publish(Job::many("job", 70)).await;
     let missed = site.used_up(30, &replicas, LONG).await;
-    for (args, told) in [
+    for (args, message) in [
         (&["reset", "billing"][..], "add --yes"),
         (&["reset", "billing", "--limit", "daily", "--yes"], "there are `leaky-bucket-0`, `monthly`"),
         (&["reset", "biling", "--yes"], "no such downstream; this daemon has billing"),
     ] {
         let output = one.tool(TOKEN, args).await;
-        assert!(output.code == 2 && output.stderr.contains(told), "{args:?} {output:?}");
+        assert!(output.code == 2 && output.stderr.contains(message), "{args:?} {output:?}");
     }
     let output = one.tool("wrong", &["reset", "billing", "--yes"]).await;
     assert_eq!(output.code, 77, "{output:?}");
@@ -53,8 +53,8 @@ async fn what_was_used_up_is_free_again_for_every_replica() {
 
     let args = ["-o", "json", "reset", "billing", "--limit", "monthly", "--yes", "--reason", "they asked"];
     let output = other.tool(TOKEN, &args).await;
-    let told: Value = serde_json::from_str(&output.stdout).unwrap();
-    assert_eq!((&told["name"], &told["reset"]), (&json!("billing"), &json!(["monthly"])));
+    let answer: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((&answer["name"], &answer["reset"]), (&json!("billing"), &json!(["monthly"])));
     site.used_up(60, &replicas, LONG).await;
     let output = one.tool(TOKEN, &["reset", "billing", "--yes"]).await;
     assert_eq!(

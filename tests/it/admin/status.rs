@@ -8,7 +8,7 @@ use crate::support::api::Api;
 use crate::support::publish;
 
 impl AdminReplica {
-    /// The state of the downstream as this replica tells it.
+    /// The state of the downstream as this replica reports it.
     pub(super) async fn downstream(&self) -> Value {
         let reply = self.client.get(&format!("{}/api/v1/status", self.base)).await.unwrap();
         assert_eq!(reply.status, 200, "{}", reply.text);
@@ -22,7 +22,7 @@ impl AdminReplica {
         let start = crate::support::real_now();
         until(what, LONG, async || {
             last = self.downstream().await;
-            // Shortly before the end the state is shown, so that a failure tells what it was.
+            // Shortly before the end the state is shown, so that a failure says what it was.
             assert!(start.elapsed() < LONG - Duration::from_secs(1), "{what}: {last}");
             so(&last)
         })
@@ -53,8 +53,9 @@ async fn each_replica_tells_of_all_with_right_sums() {
     for replica in [&one, &other] {
         let all = replica.until("all are delivered", |state| sum(state, "delivered") == JOBS as u64).await;
         assert_eq!(sum(&all, "released"), JOBS as u64, "{all}");
-        let took =
-            replica.until("the latency is told", |state| state["latency"]["p99_us"].as_u64() > Some(0)).await;
+        let took = replica
+            .until("the latency is reported", |state| state["latency"]["p99_us"].as_u64() > Some(0))
+            .await;
         assert!(took["latency"]["p50_us"].as_u64() <= took["latency"]["p99_us"].as_u64(), "{took}");
     }
     assert_eq!(site.api.count(), JOBS);
@@ -63,10 +64,10 @@ async fn each_replica_tells_of_all_with_right_sums() {
     assert!(output.stdout.contains("2 replica(s), RabbitMQ ok, store ok"), "{}", output.stdout);
     assert!(output.stdout.contains("billing"), "{}", output.stdout);
     let output = other.tool(TOKEN, &["-o", "json", "status", "billing"]).await;
-    let told: Value = serde_json::from_str(&output.stdout).unwrap();
-    assert_eq!(sum(&told, "released"), JOBS as u64);
-    let (status, told) = other.send(Method::GET, "/status", &[], "").await;
-    assert_eq!((status, sum(&told, "released")), (200, JOBS as u64), "{told}");
+    let answer: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(sum(&answer, "released"), JOBS as u64);
+    let (status, answer) = other.send(Method::GET, "/status", &[], "").await;
+    assert_eq!((status, sum(&answer, "released")), (200, JOBS as u64), "{answer}");
     assert_eq!(other.tool(TOKEN, &["status", "biling"]).await.code, 2);
     // One that stops takes its summary back.
     assert_eq!(other.paced.stop().await, 0);
@@ -94,8 +95,8 @@ async fn a_quota_that_is_used_up_is_explained() {
     let table = replica.tool(TOKEN, &["status"]).await.stdout;
     let cells: Vec<&str> = table.lines().last().unwrap().split_whitespace().collect();
     assert_eq!((cells[0], &cells[2..4]), ("billing", &["100.0/s", "0/5"][..]), "{table}");
-    let told = replica.tool(TOKEN, &["status", "billing"]).await.stdout;
-    assert!(told.contains("\n  quota      quota-1 5/d, 0 of 5 left, whole again at 2"), "{told}");
+    let output = replica.tool(TOKEN, &["status", "billing"]).await.stdout;
+    assert!(output.contains("\n  quota      quota-1 5/d, 0 of 5 left, whole again at 2"), "{output}");
     until("the five are used", LONG, async || site.api.count() + replica.paced.slots_missed().await == 5)
         .await;
     // One is of the store's clock and one of this process's, whose offset is known well.
@@ -143,18 +144,22 @@ async fn the_busiest_lanes_of_all_replicas_are_shown_with_what_they_wait_for() {
         assert_eq!(names, ["tenant=b", "tenant=a"], "{state}");
         assert!(state["lanes"][0]["oldest"].as_i64() >= state["oldest"].as_i64(), "{state}");
     }
-    let told = one.tool(TOKEN, &["status", "billing"]).await.stdout;
-    assert!(told.contains("\n  lane       tenant=b: "), "{told}");
-    let told = one.tool(TOKEN, &["explain", "billing", "--lane", "tenant=b"]).await;
-    assert_eq!(told.code, 0, "{told:?}");
-    assert!(told.stdout.contains("  binds      the limit lane.leaky-bucket-0 of its lane\n"), "{told:?}");
-    let id = told.stdout.split(' ').nth(1).unwrap();
-    let told = one.tool(TOKEN, &["-o", "json", "explain", "billing", id]).await;
-    let told: Value = serde_json::from_str(&told.stdout).unwrap();
-    assert_eq!((&told["state"], &told["place"]["lane"]), (&json!("waiting"), &json!("tenant=b")), "{told}");
+    let output = one.tool(TOKEN, &["status", "billing"]).await.stdout;
+    assert!(output.contains("\n  lane       tenant=b: "), "{output}");
+    let output = one.tool(TOKEN, &["explain", "billing", "--lane", "tenant=b"]).await;
+    assert_eq!(output.code, 0, "{output:?}");
+    assert!(output.stdout.contains("  binds      the limit lane.leaky-bucket-0 of its lane\n"), "{output:?}");
+    let id = output.stdout.split(' ').nth(1).unwrap();
+    let output = one.tool(TOKEN, &["-o", "json", "explain", "billing", id]).await;
+    let state: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(
+        (&state["state"], &state["place"]["lane"]),
+        (&json!("waiting"), &json!("tenant=b")),
+        "{state}"
+    );
     for args in [&["explain", "billing", "nothing"][..], &["explain", "billing", "--lane", "tenant=x"]] {
-        let told = one.tool(TOKEN, args).await;
-        assert_eq!((told.code, told.stdout.as_str()), (2, ""), "{told:?}");
+        let output = one.tool(TOKEN, args).await;
+        assert_eq!((output.code, output.stdout.as_str()), (2, ""), "{output:?}");
     }
     for replica in [one, other] {
         assert_eq!(replica.paced.stop().await, 0);
@@ -238,8 +243,11 @@ async fn an_api_that_is_down_is_reported_in_few_lines_and_named_by_the_state() {
             assert!(line.contains(&kind), "{line}");
             site.api = poll(LONG, || async { Api::try_start(port).ok() }).await.expect("its port");
         }
-        let told = replica.until("the API works", |state| state["failing"].is_null()).await;
-        assert!(told["failures"].as_array().unwrap().iter().any(|failure| failure["kind"] == kind), "{told}");
+        let state = replica.until("the API works", |state| state["failing"].is_null()).await;
+        assert!(
+            state["failures"].as_array().unwrap().iter().any(|failure| failure["kind"] == kind),
+            "{state}"
+        );
         replica.paced.wait_line("the downstream works again", LONG).await;
         let lines = &lines(&replica)[before..];
         assert!(lines.len() <= 5, "{lines:#?}");

@@ -21,14 +21,14 @@ async fn a_stray_is_named_in_the_log_of_all_when_it_begins_and_when_it_ends() {
     let other = AdminReplica::hasty(&right, 4).await;
     until("the other file is in force", LONG, async || stray.get().await["limits"][0]["rate"] == "50/s")
         .await;
-    let (told, others) = (stray.get().await, other.get().await);
-    assert_eq!(told["file"]["replica"], others["replica"], "{told}");
-    assert_eq!((&told["own_limits"][0]["rate"], &others["own_limits"]), (&"100/s".into(), &Value::Null));
+    let (state, others) = (stray.get().await, other.get().await);
+    assert_eq!(state["file"]["replica"], others["replica"], "{state}");
+    assert_eq!((&state["own_limits"][0]["rate"], &others["own_limits"]), (&"100/s".into(), &Value::Null));
     for replica in [&stray, &other] {
         replica.paced.wait_line(DIFFERS, LONG).await;
         let line = &lines(replica, DIFFERS)[0];
         assert_eq!((&line["level"], &line["downstreams"]), (&"WARN".into(), &"billing".into()), "{line}");
-        assert_eq!((&line["replica"], line["host"].is_string()), (&told["replica"], true), "{line}");
+        assert_eq!((&line["replica"], line["host"].is_string()), (&state["replica"], true), "{line}");
     }
     let output = stray.tool(TOKEN, &["rate", "get", "billing"]).await;
     let own = "has other limits than those in force: leaky-bucket-0 100/s";
@@ -52,7 +52,7 @@ async fn a_stray_is_named_in_the_log_of_all_when_it_begins_and_when_it_ends() {
         for text in [DIFFERS, AGREES] {
             let lines = lines(replica, text);
             assert_eq!(lines.len(), 1, "{lines:?}");
-            assert_eq!(lines[0]["replica"], told["replica"], "{lines:?}");
+            assert_eq!(lines[0]["replica"], state["replica"], "{lines:?}");
         }
     }
     assert_eq!(lines(&stray, "this replica's configuration differs from the terms in force").len(), 1);

@@ -41,16 +41,16 @@ async fn terms_of_a_later_version_hold_the_jobs_until_they_are_dropped() {
     let text = newer_terms(&store).await;
     for replica in [&one, &other] {
         until("it is not ready", LONG, async || readiness(replica).await.0 == 503).await;
-        let (_, told) = readiness(replica).await;
-        assert!(told.contains("this replica cannot use the limits in the store"), "{told}");
+        let (_, probe) = readiness(replica).await;
+        assert!(probe.contains("this replica cannot use the limits in the store"), "{probe}");
     }
     // A replica that starts now is as little ready, and proposes nothing.
     let late = Paced::start(&format!("{}{ADMIN}", site.config()), &[], &[]).await;
     late.wait_line("nothing is released: the terms cannot be used", LONG).await;
     site.publish(Job::many("job", 20)).await;
     until("the status says so", LONG, async || {
-        let told = one.tool(TOKEN, &["-o", "json", "status", "billing"]).await;
-        serde_json::from_str::<Value>(&told.stdout).is_ok_and(|told| told["binding"]["reason"] == "terms")
+        let output = one.tool(TOKEN, &["-o", "json", "status", "billing"]).await;
+        serde_json::from_str::<Value>(&output.stdout).is_ok_and(|state| state["binding"]["reason"] == "terms")
     })
     .await;
     let shown = one.tool(TOKEN, &["-o", "json", "terms", "show", "billing"]).await;
@@ -87,20 +87,24 @@ async fn a_lower_revision_is_forced_and_keeps_the_rates_that_were_set() {
     assert_eq!(new.send(Method::PUT, "/rate", &[], r#"{"rate": "150/s"}"#).await.0, 200);
     let old = AdminReplica::with_config(&config("90/s", 6)).await;
     old.paced.wait_line("of a higher revision than this replica's configuration", LONG).await;
-    let limit = |told: &Value| (told["limits"][0]["rate"].clone(), told["limits"][0]["file_rate"].clone());
+    let limit = |state: &Value| (state["limits"][0]["rate"].clone(), state["limits"][0]["file_rate"].clone());
     assert_eq!(limit(&old.get().await), (json!("150/s"), json!("200/s")));
 
     let forced = old.tool(TOKEN, &["terms", "force", "billing", "--yes"]).await;
     assert_eq!(forced.code, 0, "{forced:?}");
     for replica in [&old, &new] {
-        let told = replica.get().await;
-        assert_eq!((limit(&told), &told["revision"]), ((json!("150/s"), json!("90/s")), &json!(6)), "{told}");
+        let state = replica.get().await;
+        assert_eq!(
+            (limit(&state), &state["revision"]),
+            ((json!("150/s"), json!("90/s")), &json!(6)),
+            "{state}"
+        );
     }
     // The replica with the later file goes by it, and does not load its own again.
     new.paced.wait_line("differs from the terms in force", LONG).await;
     let dropped = old.tool(TOKEN, &["terms", "drop", "billing", "--yes"]).await;
     assert_eq!(dropped.code, 0, "{dropped:?}");
-    let told = new.get().await;
-    assert_eq!((&told["limits"][0]["rate"], &told["overrides"]), (&json!("90/s"), &json!([])), "{told}");
+    let state = new.get().await;
+    assert_eq!((&state["limits"][0]["rate"], &state["overrides"]), (&json!("90/s"), &json!([])), "{state}");
     assert_eq!((old.paced.stop().await, new.paced.stop().await), (0, 0));
 }

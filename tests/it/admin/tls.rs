@@ -156,24 +156,24 @@ async fn a_change_is_told_with_the_name_in_the_certificate_of_the_client() {
     let (ana, nobody) =
         (client(&ours, Some(&ours.issue_to("ana"))), client(&ours, Some(&ours.issue_to("\u{1b}[2J"))));
     let pause = r#"{"for": "10m", "reason": "they asked"}"#;
-    let (told, _) = scene.change(&ana, "pause", TOKEN, pause).await;
-    assert_eq!(told["pause"]["by"], "ana", "{told}");
+    let (body, _) = scene.change(&ana, "pause", TOKEN, pause).await;
+    assert_eq!(body["pause"]["by"], "ana", "{body}");
     // The session of before is known by its certificate too, which is not shown again.
     let (_, is_resumed) = scene.change(&ana, "resume", TOKEN, "{}").await;
     assert!(is_resumed);
-    let (told, _) = scene.change(&ana, "pause", "token-of-ci-1234567", pause).await;
-    assert_eq!(told["pause"]["by"], "ci", "the name of a token comes first: {told}");
+    let (body, _) = scene.change(&ana, "pause", "token-of-ci-1234567", pause).await;
+    assert_eq!(body["pause"]["by"], "ci", "the name of a token comes first: {body}");
     scene.change(&nobody, "resume", TOKEN, "{}").await;
 
     let head = "GET /api/v1/downstreams/billing/changes HTTP/1.1\r\n";
     let (answer, _) = scene.send(&ana, head, "").await.unwrap();
-    let told: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let body: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
     let names = |all: &[Value]| -> Vec<(Value, Value)> {
         all.iter().map(|one| (one["by"].clone(), one["certificate"].clone())).collect()
     };
     let expected = [("ana", "ana"), ("ana", "ana"), ("ci", "ana"), ("\\u{1b}[2J", "\\u{1b}[2J")];
     let expected = expected.map(|(by, certificate)| (by.into(), certificate.into()));
-    assert_eq!(names(told["changes"].as_array().unwrap()), expected, "{told}");
+    assert_eq!(names(body["changes"].as_array().unwrap()), expected, "{body}");
     for message in ["admin: changing", "admin: changed"] {
         let lines = || -> Vec<Value> {
             let log = scene.paced.log().into_iter();

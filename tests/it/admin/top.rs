@@ -11,7 +11,7 @@ use crate::authority::put;
 use crate::support::daemon::binary;
 use crate::support::site::NAME;
 
-/// What a terminal is told to show another screen, and to show its own again.
+/// The codes that make a terminal show another screen, and its own again.
 const ENTER: &str = "\x1b[?1049h";
 const LEAVE: &str = "\x1b[?1049l";
 
@@ -157,7 +157,7 @@ async fn top_pauses_and_resumes() {
     assert_eq!(code, Some(0), "{written:?}");
     let resumed = status().await;
     assert!(!resumed.contains("until somebody resumes"), "{resumed}");
-    // Who leaves at once is told what came of the change.
+    // A user who leaves at once gets the result of the change.
     let (code, written) = top(&replica.base, NAME, End::Keys(b"pyq")).await;
     assert_eq!(code, Some(0), "{written:?}");
     let after = written.rsplit_once(LEAVE).unwrap().1;

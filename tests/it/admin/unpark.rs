@@ -52,11 +52,11 @@ async fn jobs_of_a_plan_that_is_used_up_go_when_that_changes() {
     until("the others to wait", LONG, async || waiting(&site).await as usize == 100 - sent).await;
     assert_eq!(site.api.count(), sent);
 
-    // By hand they come back too, in vain; a replica may just have heard of the reset, and take them before.
+    // By hand they come back too, in vain; a replica may just have learnt of the reset, and take them before.
     until("jobs to come back by hand", LONG, async || {
         let output = site.cli(&["-o", "json", "unpark", "billing"]).await;
-        let told: Value = serde_json::from_str(&output.stdout).unwrap();
-        told["unparked"].as_u64().is_some_and(|jobs| jobs > 0)
+        let answer: Value = serde_json::from_str(&output.stdout).unwrap();
+        answer["unparked"].as_u64().is_some_and(|jobs| jobs > 0)
     })
     .await;
     until("them to wait", LONG, async || waiting(&site).await as usize == 100 - sent).await;

@@ -81,11 +81,11 @@ async fn a_replay_takes_what_matches_and_leaves_the_rest() {
     let scan = Scan { filter, limit: Some(3), ..Scan::default() };
     let edits = Edits { set: vec![("paced-lane".into(), "globex".into())], unset: Vec::new(), new_id: true };
     let replay = Replay { edits, ..Replay::default() };
-    let mut told = Vec::new();
-    let progress = |tally: &Tally| told.push((tally.seen, tally.done));
+    let mut steps = Vec::new();
+    let progress = |tally: &Tally| steps.push((tally.seen, tally.done));
     let tally = within("the replay", dead.replay(&scan, &replay, progress)).await.unwrap();
     assert_eq!((tally.found, tally.seen, tally.done, tally.kept, tally.failed), (10, 6, 3, 3, 0));
-    assert_eq!(told, [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)]);
+    assert_eq!(steps, [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)]);
     assert_eq!(listed(&dead, 100).await, ["0", "2", "4", "6", "7", "8", "9"], "in their order");
 
     // One letter is replayed by its id, unchanged.

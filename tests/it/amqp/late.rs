@@ -68,14 +68,14 @@ impl Relay {
         mut to: OwnedWriteHalf,
         held: watch::Sender<bool>,
     ) {
-        let mut said = Vec::new();
+        let mut received = Vec::new();
         let mut part = vec![0; 65_536];
         while let Ok(length @ 1..) = from.read(&mut part).await {
-            said.extend_from_slice(&part[..length]);
+            received.extend_from_slice(&part[..length]);
             if *held.borrow() {
                 self.went_on.send_replace(true);
             }
-            let asks = said.windows(self.question.len()).any(|bytes| bytes == &self.question[..]);
+            let asks = received.windows(self.question.len()).any(|bytes| bytes == &self.question[..]);
             if asks && self.first.swap(false, Ordering::SeqCst) {
                 held.send_replace(true);
                 self.asked.send_replace(true);

@@ -162,7 +162,7 @@ async fn a_peer_that_never_answers_is_given_up() {
     // The socket is closed as well: otherwise a thread would wait on it for ever.
     let mut rest = Vec::new();
     within("the end", peer.read_to_end(&mut rest)).await.unwrap();
-    assert_eq!(rest, b"", "nothing more was said");
+    assert_eq!(rest, b"", "nothing more was sent");
 }
 
 /// A broker that is slow to stop the consumer still takes the acks of the drain.

@@ -10,7 +10,7 @@ use super::*;
 const WRONG: usize = 10;
 const ALL: usize = 24;
 
-/// A vhost for one test, so that its channels can be told from those of other tests.
+/// A vhost for one test, so that its channels can be distinguished from those of other tests.
 pub(crate) async fn vhost(rabbit: &Rabbit, name: &str) -> String {
     rabbit.add_vhost(name).await;
     format!("{}/{name}", url(rabbit, "guest:guest"))

@@ -26,16 +26,16 @@ struct Poison {
     suffix: &'static [u8],
     flags: u16,
     properties: Vec<u8>,
-    said: &'static str,
+    detail: &'static str,
     /// Whether its id can be parsed.
     has_id: bool,
 }
 
 /// A message with a malformed header, beside a good one and with an id.
-fn in_headers(name: &'static str, bad: &[u8], said: &'static str) -> Poison {
+fn in_headers(name: &'static str, bad: &[u8], detail: &'static str) -> Poison {
     let headers = [entry(b"paced-lane", &value(b'S', b"acme")), bad.to_vec()].concat();
     let properties = [value(b'F', &headers)[1..].to_vec(), short(name.as_bytes())].concat();
-    Poison { name, suffix: b"", flags: flag::HEADERS | flag::MESSAGE_ID, properties, said, has_id: true }
+    Poison { name, suffix: b"", flags: flag::HEADERS | flag::MESSAGE_ID, properties, detail, has_id: true }
 }
 
 /// A message with one malformed property, beside the id if that is another property.
@@ -48,7 +48,7 @@ fn in_property(name: &'static str, which: u16) -> Poison {
         }
         behind => (behind | flag::MESSAGE_ID, [short(name.as_bytes()), bad].concat()),
     };
-    Poison { name, suffix: b"", flags, properties, said: "is not UTF-8", has_id: which != flag::MESSAGE_ID }
+    Poison { name, suffix: b"", flags, properties, detail: "is not UTF-8", has_id: which != flag::MESSAGE_ID }
 }
 
 fn nested(kind: u8, depth: usize) -> Vec<u8> {
@@ -83,7 +83,7 @@ fn poisons() -> Vec<Poison> {
             suffix: b".\xff",
             flags: flag::MESSAGE_ID,
             properties: short(b"routing-key"),
-            said: "the routing key is not UTF-8",
+            detail: "the routing key is not UTF-8",
             has_id: true,
         },
     ]
@@ -168,8 +168,8 @@ async fn malformed_messages_end_in_the_dead_letters_and_harm_nobody() {
         let name = poison.name;
         let letter = letters.get(&poison.body()).unwrap_or_else(|| panic!("{name}: no letter with its body"));
         assert_eq!(letter.headers["paced-reason"], "malformed-header", "{name}");
-        let said = &letter.headers["paced-detail"];
-        assert!(said.contains(poison.said), "{name}: {said}");
+        let detail = &letter.headers["paced-detail"];
+        assert!(detail.contains(poison.detail), "{name}: {detail}");
         assert_eq!(letter.id(), if poison.has_id { name } else { "" });
         if poison.flags & flag::HEADERS != 0 {
             assert_eq!(letter.headers["paced-lane"], "acme", "{name}");
@@ -210,8 +210,8 @@ async fn a_content_header_over_the_frame_size_is_cut() {
     let letters = by_body(site.dead(2, LONG).await);
     for poison in [oversized, sized("more", 5)] {
         let letter = &letters[&poison.body()];
-        let said = &letter.headers["paced-detail"];
-        assert!(said.contains(poison.said), "{said}");
+        let detail = &letter.headers["paced-detail"];
+        assert!(detail.contains(poison.detail), "{detail}");
         // RabbitMQ 4 reorders the headers: those after the one that is too long are cut off with it.
         assert_eq!(letter.id(), poison.name);
     }
@@ -259,8 +259,8 @@ async fn an_account_of_dead_letterings_may_outgrow_a_frame() {
     let letters = site.dead(1, LONG).await;
     assert_eq!(letters[0].body, poison.body());
     assert_eq!(letters[0].id(), "death");
-    let said = &letters[0].headers["paced-detail"];
-    assert!(said.contains(poison.said), "{said}");
+    let detail = &letters[0].headers["paced-detail"];
+    assert!(detail.contains(poison.detail), "{detail}");
     good_jobs_arrive(&site, &other, "behind").await;
     assert_eq!(scrape(&replica).await.sum("paced_amqp_reconnects_total"), Some(0.0));
     assert_eq!(replica.stop().await, 0);
@@ -302,7 +302,7 @@ async fn malformed_dead_letters_are_listed_and_not_replayed() {
         assert_eq!(lines.len(), poisons.len() + 2);
         for (line, poison) in lines.iter().zip(&poisons) {
             assert_eq!(line["reason"], "malformed-header", "{}: {line}", poison.name);
-            assert!(line["detail"].as_str().unwrap().contains(poison.said), "{}: {line}", poison.name);
+            assert!(line["detail"].as_str().unwrap().contains(poison.detail), "{}: {line}", poison.name);
             assert_eq!(line["bytes"], poison.body().len());
         }
         assert!(lines[poisons.len()]["reason"].is_null());

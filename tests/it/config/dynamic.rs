@@ -90,11 +90,11 @@ fn a_directory_or_a_file_that_cannot_be_read_is_a_mistake() {
     #[cfg(unix)]
     std::os::unix::fs::symlink("nowhere", scene.dir.path().join("downstreams.d/link.toml")).unwrap();
     let wrong = scene.wrong();
-    let says = |text: &str| wrong.iter().any(|line| line.contains(text));
-    assert!(says("folder.toml: cannot be read (no file)"), "{wrong:?}");
-    assert!(says("long.toml: cannot be read (over 1048576 bytes)"), "{wrong:?}");
+    let reports = |text: &str| wrong.iter().any(|line| line.contains(text));
+    assert!(reports("folder.toml: cannot be read (no file)"), "{wrong:?}");
+    assert!(reports("long.toml: cannot be read (over 1048576 bytes)"), "{wrong:?}");
     #[cfg(unix)]
-    assert!(says("link.toml: cannot be read (No such file or directory)"), "{wrong:?}");
+    assert!(reports("link.toml: cannot be read (No such file or directory)"), "{wrong:?}");
 }
 
 /// As Kubernetes mounts the keys of a ConfigMap.
@@ -182,9 +182,12 @@ fn a_wrong_file_counts_as_before_and_the_others_as_they_are() {
         assert_eq!((rate(&new, "a"), rate(&new, "b")), ("1/s".to_owned(), "9/s".to_owned()));
         let mistakes: Vec<String> = new.mistakes().iter().map(ToString::to_string).collect();
         // The missing key shows once the one that may have hidden it is left out.
-        let says = |text: &str| mistakes.iter().any(|mistake| mistake.contains(text));
-        assert!(says("a.toml:") && says("c.toml:1:1: downstreams.c.http.base_url: missing"), "{mistakes:?}");
-        assert!(says("0.toml:1:14: downstreams.b: is in "), "who was there first counts: {mistakes:?}");
+        let reports = |text: &str| mistakes.iter().any(|mistake| mistake.contains(text));
+        assert!(
+            reports("a.toml:") && reports("c.toml:1:1: downstreams.c.http.base_url: missing"),
+            "{mistakes:?}"
+        );
+        assert!(reports("0.toml:1:14: downstreams.b: is in "), "who was there first counts: {mistakes:?}");
         // One that is wrong still counts as it was, however often it is read.
         let again = new.load_dynamic(&scene.sources).unwrap();
         assert_eq!((names(&again), again.mistakes().len()), (vec!["a", "b", "d"], new.mistakes().len()));

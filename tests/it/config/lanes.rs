@@ -34,7 +34,7 @@ fn lanes_have_parts_limits_and_weights() {
 
 #[test]
 fn mistakes_in_lanes() {
-    let told = |keys: &str| Scene::new(&format!("{LEAST}{keys}\n")).wrong();
+    let problems = |keys: &str| Scene::new(&format!("{LEAST}{keys}\n")).wrong();
     let by = "lanes.by = { tenant = 'header:paced-lane', plan = 'plan' }";
     for (keys, problem) in [
         (
@@ -74,18 +74,18 @@ fn mistakes_in_lanes() {
             "lanes are not made where on_limit is \"reject\"; remove one of the two",
         ),
     ] {
-        let lines = told(keys);
+        let lines = problems(keys);
         assert!(lines.len() == 1 && lines[0].contains(problem), "{keys}: {lines:?}");
     }
     let four = ["a", "b", "c", "d"].map(|name| format!("{name} = 'plan'")).join(", ");
-    let lines = told(&format!("lanes.by = {{ {four} }}\nlanes.fair_by = 'a'"));
+    let lines = problems(&format!("lanes.by = {{ {four} }}\nlanes.fair_by = 'a'"));
     assert!(lines[0].ends_with("lanes.by: has 4 parts; use at most 3"), "{lines:?}");
 }
 
 /// Mistakes of limits that the store would refuse beside those of lanes.
 #[test]
 fn limits_that_cannot_hold_beside_those_of_lanes() {
-    let told = |plan: &str, keys: &str| {
+    let problems = |plan: &str, keys: &str| {
         let two = "[downstreams.b]\nrate = '1/s'\nhttp.base_url = 'http://localhost/'\n";
         let by = "lanes.by = { tenant = 'header:paced-lane' }";
         Scene::new(&format!("{plan}\n{LEAST}{by}\n{keys}\n{two}")).wrong()
@@ -104,7 +104,7 @@ fn limits_that_cannot_hold_beside_those_of_lanes() {
         ("", format!("lanes.limits = [{dear}]"), "downstreams.a.lanes.limits[0].cost", cost),
         (&*format!("plans.free.limits = [{dear}]"), String::new(), "plans.free.limits[0].cost", cost),
     ] {
-        let lines = told(plan, &keys);
+        let lines = problems(plan, &keys);
         assert!(lines.len() == 1 && lines[0].ends_with(&format!(": {at}: {problem}")), "{keys}: {lines:?}");
     }
 }

@@ -317,9 +317,9 @@ fn each_mistake_is_reported_with_the_way_out() {
             "name: no name for a limit; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`",
         ),
     ] {
-        let told = mistake(entry);
-        let told = told.strip_prefix("limits[0].").unwrap_or(&told);
-        assert_eq!(told, expected, "{entry}");
+        let message = mistake(entry);
+        let message = message.strip_prefix("limits[0].").unwrap_or(&message);
+        assert_eq!(message, expected, "{entry}");
     }
 }
 
@@ -394,14 +394,14 @@ fn names_tell_states_apart() {
         assert_eq!(scene(limits).wrong(), [format!("paced.toml:{place}; give each its own name")]);
     }
     let many = vec!["{ rate = '2/s' }"; 16].join(", ");
-    let told = scene(&many).wrong();
-    assert_eq!(told.len(), 1);
-    assert!(told[0].ends_with("downstreams.a.limits[15]: 17 limits; use at most 16"), "{told:?}");
+    let lines = scene(&many).wrong();
+    assert_eq!(lines.len(), 1);
+    assert!(lines[0].ends_with("downstreams.a.limits[15]: 17 limits; use at most 16"), "{lines:?}");
     let twice = "{ algorithm = 'gcra', rate = '2/s', name = 'x' }";
-    let told = scene(&format!("{twice}, {twice}")).wrong();
+    let lines = scene(&format!("{twice}, {twice}")).wrong();
     assert!(
-        told[0].ends_with("limits[1].name: the same limit more often than it holds units; give it once"),
-        "{told:?}"
+        lines[0].ends_with("limits[1].name: the same limit more often than it holds units; give it once"),
+        "{lines:?}"
     );
 }
 

@@ -213,8 +213,8 @@ fn each_wrong_value_is_reported_with_what_is_right() {
     ] {
         let (key, value) = line.split_once(" = ").unwrap();
         let column = if key == "precision" { line.len() - value.len() + 1 } else { 1 };
-        let told = format!("paced.toml:1:{column}: {key}: {expected}");
-        assert_eq!(Scene::new(&format!("{line}\n{LEAST}")).wrong(), [told]);
+        let wanted = format!("paced.toml:1:{column}: {key}: {expected}");
+        assert_eq!(Scene::new(&format!("{line}\n{LEAST}")).wrong(), [wanted]);
     }
     assert_eq!(
         Scene::new(LEAST).set("precision=rough").wrong(),

@@ -35,31 +35,31 @@ fn plans_add_limits_with_states_of_their_own() {
 #[test]
 fn mistakes_in_plans_are_reported_once_and_at_their_places() {
     let two = LEAST.replace("downstreams.a", "downstreams.b");
-    let told = |plan: &str, more: &str| Scene::new(&format!("{plan}\n{LEAST}{more}\n{two}")).wrong();
+    let problems = |plan: &str, more: &str| Scene::new(&format!("{plan}\n{LEAST}{more}\n{two}")).wrong();
     assert_eq!(
-        told("plans.pro.limits = [{ rate = 5 }]", ""),
+        problems("plans.pro.limits = [{ rate = 5 }]", ""),
         [
             "paced.toml:1:30: plans.pro.limits[0].rate: an integer where a rate belongs; write its unit too, such as \"5/s\""
         ]
     );
     assert_eq!(
-        told("plans.pro.limits = []", ""),
+        problems("plans.pro.limits = []", ""),
         [
             "paced.toml:1:20: plans.pro.limits: empty; give a plan its limits, such as limits = [{ rate = \"5/s\" }]"
         ]
     );
     assert_eq!(
-        told("[plans.pro]", ""),
+        problems("[plans.pro]", ""),
         [
             "paced.toml:1:1: plans.pro.limits: missing; give a plan its limits, such as limits = [{ rate = \"5/s\" }]"
         ]
     );
     assert_eq!(
-        told("[plans.pro]\nrate = '5/s'\nlimits = [{ rate = '1/s' }]", ""),
+        problems("[plans.pro]\nrate = '5/s'\nlimits = [{ rate = '1/s' }]", ""),
         ["paced.toml:2:1: plans.pro.rate: unknown key; known here are `limits`"]
     );
     assert_eq!(
-        told("plans.Pro.limits = [{ rate = '1/s' }]", ""),
+        problems("plans.Pro.limits = [{ rate = '1/s' }]", ""),
         [
             "paced.toml:1:7: plans.Pro: no name for a plan; use up to 63 of a-z, 0-9, _ and -, begin with a letter or digit, without `__`"
         ]
@@ -69,16 +69,16 @@ fn mistakes_in_plans_are_reported_once_and_at_their_places() {
         [("fre", "no such plan; did you mean `free`?"), ("gold", "no such plan; there are `free`")]
     {
         assert_eq!(
-            told(plan, &format!("lanes.default_plan = '{default}'")),
+            problems(plan, &format!("lanes.default_plan = '{default}'")),
             [format!("paced.toml:5:22: downstreams.a.lanes.default_plan: {problem}")]
         );
     }
     assert_eq!(
-        told("", "lanes.default_plan = 'free'"),
+        problems("", "lanes.default_plan = 'free'"),
         ["paced.toml:5:22: downstreams.a.lanes.default_plan: no such plan; add one, such as [plans.free]"]
     );
     let many = vec!["{ rate = '2/s' }"; 16].join(", ");
-    let lines = told(&format!("plans.free.limits = [{many}]"), "");
+    let lines = problems(&format!("plans.free.limits = [{many}]"), "");
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(
         lines[0].ends_with(

@@ -64,7 +64,7 @@ fn the_defaults_are_those_of_the_code() {
 }
 
 /// How long that is, for people.
-fn told(seconds: u64) -> String {
+fn in_words(seconds: u64) -> String {
     let parts = [(seconds / 3600, "h"), (seconds / 60 % 60, "min"), (seconds % 60, "s")];
     let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count} {unit}"));
     parts.collect::<Vec<_>>().join(" ")
@@ -80,7 +80,7 @@ fn the_waits_are_those_of_the_default_backoff() {
     for failed in 1..policy.max_attempts {
         all += bound(failed);
         let wait = format!("{min} s to {} s", bound(failed));
-        table.push([failed.to_string(), wait, format!("at most {}", told(all))]);
+        table.push([failed.to_string(), wait, format!("at most {}", in_words(all))]);
         for _ in 0..1000 {
             let wait = policy.backoff(failed, Some(500), None).unwrap();
             assert!(wait >= Duration::from_secs(min) && wait <= Duration::from_secs(bound(failed)));
@@ -89,7 +89,7 @@ fn the_waits_are_those_of_the_default_backoff() {
     assert_eq!(policy.backoff(policy.max_attempts, Some(500), None), None);
     for attempts in [policy.max_attempts, 12, 20, 100] {
         let (least, most): (u64, u64) = (u64::from(attempts - 1) * min, (1..attempts).map(bound).sum());
-        let row = [told(least), told((least + most).div_ceil(2)), told(most)];
+        let row = [in_words(least), in_words((least + most).div_ceil(2)), in_words(most)];
         let found = rows.iter().find(|found| found[0] == attempts.to_string() && found.len() == 4);
         assert_eq!(
             found.map(|found| &found[1..]),

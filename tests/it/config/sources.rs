@@ -105,9 +105,9 @@ fn secrets_come_from_files() {
     let lines = scene.wrong();
     let keys = ["amqp.url_file", "downstreams.a.http.base_url_file", "downstreams.a.http.headers.X-Key_file"];
     for (line, key) in lines.iter().zip(keys) {
-        let said =
+        let expected =
             "the file it names cannot be read (No such file or directory); give a path, absolute or from ";
-        assert!(line.contains(&format!(": {key}: {said}")) && line.ends_with("/sub"), "{line}");
+        assert!(line.contains(&format!(": {key}: {expected}")) && line.ends_with("/sub"), "{line}");
     }
     assert_eq!(lines.len(), 3);
     let scene = scene.file("sub/paced.toml", &text.replace("file = \"", "file = \"../"));
@@ -186,9 +186,9 @@ fn a_value_and_its_file_contradict_each_other_within_a_source_only() {
 #[test]
 fn what_is_nearly_an_array_is_reported_with_any_characters() {
     for text in ["[\"\u{1f300}\\\"\"\"", "[\u{e4}\\", "{ a = \"\u{e4}\\n\" \"\" }"] {
-        let told = Scene::new(LEAST).env("PACED_DOWNSTREAMS__A__HTTP__ALLOW_HEADERS", text).wrong();
+        let lines = Scene::new(LEAST).env("PACED_DOWNSTREAMS__A__HTTP__ALLOW_HEADERS", text).wrong();
         let place = "env PACED_DOWNSTREAMS__A__HTTP__ALLOW_HEADERS: downstreams.a.http.allow_headers: ";
-        assert_eq!(told.len(), 1);
-        assert!(told[0].starts_with(place), "{told:?}");
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].starts_with(place), "{lines:?}");
     }
 }

@@ -75,7 +75,7 @@ async fn a_kill_while_jobs_are_cancelled_sends_none() {
             site.publish(jobs).await;
             kill.wait_exit(&replica).await;
         } else {
-            // A job that is cancelled in the store is never sent, although nobody was told so.
+            // A job that is cancelled in the store is never sent, although nobody got an answer that says so.
             kill.wait_exit(&replica).await;
             site.publish(jobs).await;
         }

@@ -40,7 +40,7 @@ async fn a_kill_while_parked_jobs_come_home_leaves_each_there_or_brings_it_home_
         let arrivals = site.api.wait_for(JOBS, LONG).await;
         site.depth(&home, 0, LONG).await;
         assert_eq!(replica.stop().await, 0);
-        kill.tell(&replica);
+        kill.print_log(&replica);
         assert!(sent <= 1 && site.api.count() == JOBS, "{kill:?}: each once");
         let ids: BTreeSet<&str> = arrivals.iter().map(|arrival| arrival.id()).collect();
         assert_eq!(ids.len(), JOBS, "{kill:?}: {ids:?}");

@@ -189,7 +189,7 @@ async fn unknown_columns_are_reported_before_anything_is_sent() {
     assert_eq!(api.count(), 0);
 }
 
-/// What is not in the form that it was said to be in ends it with one message, from a file and from stdin.
+/// Input that is not in the announced form ends it with one message, from a file and from stdin.
 #[tokio::test]
 async fn an_input_of_another_form_is_recognised_by_its_beginning() {
     let api = Api::start();
@@ -261,7 +261,7 @@ async fn a_pipe_uses_the_limits_of_a_downstream() {
     assert_eq!(replica.stop().await, 0);
 }
 
-/// A pipe with an old file changes nothing for the daemons, unless it is told to.
+/// A pipe with an old file changes nothing for the daemons, unless it is asked to.
 #[tokio::test]
 async fn a_pipe_with_other_limits_than_those_in_force_sends_nothing() {
     let site = Site::shared("others", "rate = '50/s'").await;
@@ -305,7 +305,7 @@ async fn a_failure_is_reported_once_and_not_without_bound() {
     assert_eq!(reports(&output.stderr, ": status: "), 100, "{}", output.stderr);
     assert_eq!(reports(&output.stderr, ": not JSON"), 100);
     assert_eq!(reports(&output.stderr, "only counted; -v shows each"), 2);
-    assert_eq!(output.stderr.lines().count(), 203, "nothing is said twice: {}", output.stderr);
+    assert_eq!(output.stderr.lines().count(), 203, "nothing is reported twice: {}", output.stderr);
     let summary = "delivered 0, dead 300, rejected 0, bad lines 300, left 0\n";
     assert!(output.stderr.ends_with(summary), "{}", output.stderr);
     let all = run(&["-v"]).await;

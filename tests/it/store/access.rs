@@ -205,7 +205,7 @@ async fn receives_changes(url: &str) {
     for downstream in ["a", "b", "c", "d"] {
         let mut changes = attentive(&one, &two, downstream).await;
         two.update_record(downstream, Change::Pause { span: None, note: "" }).await.unwrap();
-        tokio::time::timeout(LONG, changes.next()).await.expect("the pause is heard");
+        tokio::time::timeout(LONG, changes.next()).await.expect("the pause is notified");
     }
 }
 

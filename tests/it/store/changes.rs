@@ -73,8 +73,8 @@ impl World {
         let call = Reserve::new(scope, limits, costs, ahead);
         let [one, two] = &self.stores;
         let (one, two) = (one.reserve(call).await.unwrap(), two.reserve(call).await.unwrap());
-        let told = |answer: &Reserved| (answer.slots.clone(), answer.next, answer.stamp.status);
-        assert_eq!(told(&one), told(&two));
+        let compared = |answer: &Reserved| (answer.slots.clone(), answer.next, answer.stamp.status);
+        assert_eq!(compared(&one), compared(&two));
         let paused = self.penalty.max(self.pause);
         for granted in one.granted(limits, costs) {
             let slot = self.real(granted.slot);

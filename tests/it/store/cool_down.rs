@@ -272,12 +272,12 @@ async fn others_hear_of_each_change() {
         clock.set(Micros(TODAY.0 + at_ms * 1000));
         update(change).await;
         if is_news {
-            timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{change:?} is not heard"));
+            timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{change:?} is not notified"));
         }
     }
-    // Another change is heard after all of these, and once: what changed nothing was not published.
+    // Another change is notified after all of these, and once: what changed nothing was not published.
     update(Change::Pause { span: None, note: "" }).await;
-    timeout(LONG, changes.next()).await.expect("the pause is heard");
+    timeout(LONG, changes.next()).await.expect("the pause is notified");
     assert!(changes.next().now_or_never().is_none(), "once");
 }
 

@@ -132,13 +132,13 @@ async fn the_page_on_algorithms_shows_what_its_example_prints() {
 async fn a_suite_that_is_no_limit_is_reported_and_another_strategy_is_skipped() {
     let (code, printed) = replay(&own("no_limits.json"), "memory:").await;
     assert_eq!(code, Some(1), "{printed}");
-    for told in [
+    for expected in [
         "uneven: a period of 100ms does not divide into 3 buckets of whole microseconds; use 2 or 4 buckets",
         "no burst: a burst of 0 lets nothing through",
         "half a unit: `limit` is 0.5, not a count",
         "3 suites, 0 operations, 3 mismatches",
         "skipped 1 suites of other: not in this version",
     ] {
-        assert!(printed.contains(told), "{told}: {printed}");
+        assert!(printed.contains(expected), "{expected}: {printed}");
     }
 }

@@ -1,4 +1,4 @@
-//! What replicas tell each other through a store: both stores keep it alike.
+//! The reports of replicas to each other through a store: both stores keep them alike.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -293,7 +293,7 @@ async fn replicas_see_what_nobody_serves() {
         assert_eq!(served(&one, call).await, (0, named(&[("a", 0), ("x10", 0), ("x2", 0)])));
         let other = Served { prefix: "q", names: &["a"], ..call };
         assert_eq!(served(&one, other).await, (1, vec![]), "with another prefix they are others");
-        // One that is known stays as it is, and one that is not is as old as it is said to be.
+        // A known one stays as it is, and an unknown one gets the age that the call has.
         let recalled = [unserved("a", START.plus(MINUTE)), unserved("c", START.minus(MINUTE))];
         let all = named(&[("c", -60), ("a", 0), ("x10", 0), ("x2", 0)]);
         assert_eq!(served(&two, Served { recalled: &recalled, ..call }).await, (0, all));
@@ -343,7 +343,7 @@ async fn the_names_in_redis_end_long_after_the_last_replica() {
     store.served(Served { names: &["a"], ..call }).await.unwrap();
     let longest = 400 * 86_400_000;
     assert!((longest - 600_000..=longest).contains(&ttl(redis, &key).await));
-    // What a stranger adds is not told.
+    // What a stranger adds is not reported.
     let long = "n".repeat(65);
     for (score, name) in [("-inf", "minus"), ("5", long.as_str()), ("inf", "plus")] {
         redis.command(&["ZADD", &key, score, name]).await.unwrap();

@@ -42,8 +42,9 @@ impl Work {
     async fn so_far(redis: &Redis) -> Self {
         let (mut rounds, mut commands) = (0, 0);
         let stats = redis.command(&["INFO", "commandstats"]).await.unwrap();
-        for (name, told) in stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':')) {
-            let calls = told.split(',').find_map(|pair| pair.strip_prefix("calls=")?.parse::<i64>().ok());
+        for (name, fields) in stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'))
+        {
+            let calls = fields.split(',').find_map(|pair| pair.strip_prefix("calls=")?.parse::<i64>().ok());
             match name {
                 "echo" => rounds = calls.unwrap(),
                 "get" | "mget" | "set" | "getrange" | "setrange" | "append" | "pexpire" => {
@@ -147,7 +148,7 @@ async fn a_pace_beside_a_quota_is_decided_by_a_fast_script() {
         goes_on: false,
         farthest: 300 * SECOND,
     };
-    let sets = || redis.told(&["INFO", "commandstats"], "cmdstat_set");
+    let sets = || redis.info_value(&["INFO", "commandstats"], "cmdstat_set");
     for asker in [None, Some(asker)] {
         reserve(&store, &name, &limits, 1).await;
         let before = sets().await;
@@ -256,7 +257,7 @@ async fn a_full_call_that_finds_no_room_is_not_much_longer_than_one_in_a_fixed_w
     let of: Vec<Option<u16>> = (0..1024_u16).map(Some).collect();
     let lanes = Some(Lanes { all: &all, of: &of, lead: HOUR, most: u32::MAX });
     let rising: Vec<u32> = (0..1024).map(|job| 5000 + job).collect();
-    let mut told = vec![];
+    let mut measured = vec![];
     for (count, limit) in [
         (10_000, Limit::sliding_log("log", 10_000, HOUR).unwrap()),
         (10_000, Limit::sliding_window("buckets", 10_000, 120 * SECOND, BUCKETS).unwrap()),
@@ -269,16 +270,16 @@ async fn a_full_call_that_finds_no_room_is_not_much_longer_than_one_in_a_fixed_w
         let check = Check { scope, limits: &only, costs: Costs::Each(&rising), generation: 0 };
         let (work, answer) = Work::of(&redis, store.check(check)).await;
         assert!(answer.unwrap().verdicts.iter().all(|verdict| verdict.earliest > TODAY));
-        told.push((work, format!("check_many of rising costs, {}", limit.name())));
+        measured.push((work, format!("check_many of rising costs, {}", limit.name())));
         for cost in [1, 5000] {
             let costs = vec![cost; MAX_BATCH];
             let call = Reserve { lanes, ahead: Duration::ZERO, ..call(&name, &limits, &costs) };
             let (work, answer) = Work::of(&redis, store.reserve(call)).await;
             assert!(answer.unwrap().slots.is_empty(), "nothing is taken");
-            told.push((work, format!("1024 lanes, cost {cost}, {}", limit.name())));
+            measured.push((work, format!("1024 lanes, cost {cost}, {}", limit.name())));
         }
     }
-    for (took, what) in told {
+    for (took, what) in measured {
         assert!(took.rounds <= 30 * least, "{took:?}: {what}; {least} rounds in a window");
     }
 }

@@ -131,7 +131,7 @@ async fn read(store: &RedisStore, clock: &ManualClock) -> Read {
     let page = store.tombstones("billing", TombstoneCall::Read { after: 0 }).await.unwrap().page;
     let parked = store.note_parked("billing", 0).await.unwrap();
     let summaries = store.summaries().await.unwrap();
-    // Those that nobody has served since are told.
+    // Those that nobody has served since are reported.
     clock.set(NOW.plus(10 * MINUTE));
     let served = paced::store::Served { prefix: "paced", unserved_for: MINUTE, ..Default::default() };
     let served = store.served(served).await.unwrap().unserved;

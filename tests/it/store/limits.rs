@@ -91,8 +91,8 @@ async fn both_stores_police_batches_alike() {
     let sets = [LimitSet::new(limits()), LimitSet::any(limits()), LimitSet::one_of(limits())];
     for set in sets.map(Result::unwrap) {
         let (clock, name) = (Arc::new(ManualClock::new(START)), unique("police"));
-        let mut told: [Vec<String>; 2] = Default::default();
-        for (store, told) in on_both(&clock).await.into_iter().zip(&mut told) {
+        let mut printed: [Vec<String>; 2] = Default::default();
+        for (store, printed) in on_both(&clock).await.into_iter().zip(&mut printed) {
             let limiter = Limiter::builder(&name).limits(set.clone()).store(store).build().unwrap();
             for round in 0..6 {
                 clock.set(START.plus(Duration::from_millis(300 * round)));
@@ -110,13 +110,13 @@ async fn both_stores_police_batches_alike() {
                 );
                 batch.extend([a, b, c, d, e]);
                 batch.push(limiter.peek("tenant-43").await);
-                told.push(format!("{batch:#?}"));
+                printed.push(format!("{batch:#?}"));
                 if round == 3 {
                     limiter.reset("tenant-42").await.unwrap();
                 }
             }
         }
-        let [memory, redis] = told;
+        let [memory, redis] = printed;
         assert_eq!(memory.len(), 6);
         for (round, (memory, redis)) in memory.iter().zip(&redis).enumerate() {
             assert_eq!(memory, redis, "round {round} of {:?}", set.combine());
@@ -133,8 +133,8 @@ async fn both_stores_shape_batches_alike() {
     let sets = [LimitSet::new(limits()), LimitSet::any(limits()), LimitSet::one_of(limits())];
     for set in sets.map(Result::unwrap) {
         let (clock, name) = (Arc::new(ManualClock::new(START)), unique("shape"));
-        let mut told: [Vec<Result<Micros, String>>; 2] = Default::default();
-        for (store, told) in on_both(&clock).await.into_iter().zip(&mut told) {
+        let mut outcomes: [Vec<Result<Micros, String>>; 2] = Default::default();
+        for (store, outcomes) in on_both(&clock).await.into_iter().zip(&mut outcomes) {
             clock.set(START);
             let builder = Shaper::with_limits(&name, set.clone()).max_wait(3 * SECOND);
             let shaper = builder.store(store).build().unwrap();
@@ -151,14 +151,14 @@ async fn both_stores_shape_batches_alike() {
                 if let Ok(first) = &a {
                     assert_eq!(clock.now().plus(next), first.slot());
                 }
-                told.push(Ok(clock.now().plus(next)));
+                outcomes.push(Ok(clock.now().plus(next)));
                 for outcome in [a, b, c, d, e] {
-                    told.push(outcome.map(Reservation::keep).map_err(|error| error.to_string()));
+                    outcomes.push(outcome.map(Reservation::keep).map_err(|error| error.to_string()));
                 }
             }
         }
-        assert_eq!(told[0], told[1], "{:?}", set.combine());
-        assert_eq!(told[0].len(), 30);
+        assert_eq!(outcomes[0], outcomes[1], "{:?}", set.combine());
+        assert_eq!(outcomes[0].len(), 30);
     }
 }
 
@@ -260,7 +260,7 @@ async fn work_is_released_at_the_slots_of_its_limits() {
     }
 }
 
-/// The turn of a job of so high a cost would end later than the last instant that Redis can tell from the next: in both
+/// The turn of a job of such a cost would end later than the last instant that Redis can distinguish from the next: in both
 /// stores it ends there, and its holder keeps it.
 #[tokio::test]
 async fn a_turn_that_ends_after_the_last_instant_is_kept_by_both_stores() {

@@ -293,7 +293,7 @@ async fn a_window_that_is_lost_is_recalled() {
         // The worker that called last knows most; before the fence it is granted nothing anyway.
         assert_eq!(taken(&one, &[1; 20]).await, 15, "one knows of 5: {limit:?}");
         redis.command(&["FLUSHALL"]).await.unwrap();
-        assert_eq!(taken(&two, &[1; 20]).await, 8, "12 were used when it last heard");
+        assert_eq!(taken(&two, &[1; 20]).await, 8, "12 were used at its last answer");
         assert_eq!(taken(&newcomer, &[1; 20]).await, 0, "it is in the store again");
         assert_eq!(taken(&one, &[1; 20]).await, 0);
         let decision =

@@ -95,8 +95,8 @@ async fn a_note_outlives_its_pause_by_a_day_and_no_loss() {
         assert_eq!(store.read_record("billing").await.unwrap().note, None, "{odd}");
     }
     redis.command(&["SET", &key("note"), &long]).await.unwrap();
-    let told = store.read_record("billing").await.unwrap().note;
-    assert!(told.is_none_or(|note| note.len() <= LONGEST_NOTE), "it is not read as a whole");
+    let kept_note = store.read_record("billing").await.unwrap().note;
+    assert!(kept_note.is_none_or(|note| note.len() <= LONGEST_NOTE), "it is not read as a whole");
 
     // After a loss, the pause comes back without its note.
     update(pause(None, NOTE)).await;

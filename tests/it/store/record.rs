@@ -48,7 +48,7 @@ async fn reserve(
 pub(super) async fn attentive(store: &RedisStore, other: &RedisStore, downstream: &str) -> Changes {
     let mut changes = store.changes(downstream);
     for _ in 0..200 {
-        // A pause of a microsecond is a change. Whatever is told of it is told after the subscription.
+        // A pause of a microsecond is a change. Its notice comes after the subscription.
         let marker = unique("marker");
         let mut marked = store.changes(&marker);
         other.update_record(&marker, Change::Penalize(Duration::from_micros(1))).await.unwrap();
@@ -58,13 +58,13 @@ pub(super) async fn attentive(store: &RedisStore, other: &RedisStore, downstream
             return changes;
         }
     }
-    panic!("no change is heard");
+    panic!("no change is notified");
 }
 
 #[tokio::test]
 async fn who_works_on_a_downstream_hears_of_its_changes() {
     let redis = redis().await;
-    let (one, two, name) = (store(redis).await, store(redis).await, unique("heard"));
+    let (one, two, name) = (store(redis).await, store(redis).await, unique("notified"));
     let mut changes = attentive(&one, &two, &name).await;
     let mut elsewhere = one.changes(&unique("elsewhere"));
     for change in [
@@ -74,7 +74,7 @@ async fn who_works_on_a_downstream_hears_of_its_changes() {
         Change::Terms { of: 0, text: "terms" },
     ] {
         two.update_record(&name, change).await.unwrap();
-        timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{change:?} is not heard"));
+        timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{change:?} is not notified"));
     }
     // Reading changes nothing.
     two.read_record(&name).await.unwrap();
@@ -82,7 +82,7 @@ async fn who_works_on_a_downstream_hears_of_its_changes() {
         two.update_record(&name, change).await.unwrap();
     }
     two.update_record(&name, Change::Pause { span: None, note: "" }).await.unwrap();
-    timeout(LONG, changes.next()).await.expect("the pause is heard");
+    timeout(LONG, changes.next()).await.expect("the pause is notified");
     assert!(changes.next().now_or_never().is_none(), "once");
     assert!(elsewhere.next().now_or_never().is_none(), "another downstream's");
 }
@@ -93,9 +93,9 @@ async fn a_broken_subscription_is_renewed() {
     let (one, two) = (store(&redis).await, store(&redis).await);
     let mut changes = attentive(&one, &two, "billing").await;
     redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await.unwrap();
-    timeout(LONG, changes.next()).await.expect("it is told that something may have been missed");
+    timeout(LONG, changes.next()).await.expect("it is notified that something may have been missed");
     two.update_record("billing", Change::Pause { span: None, note: "" }).await.unwrap();
-    timeout(LONG, changes.next()).await.expect("and hears again");
+    timeout(LONG, changes.next()).await.expect("and is notified again");
 }
 
 /// Each of them looks when it is notified.
@@ -104,7 +104,7 @@ async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
     const MANY: usize = 1000;
     let redis = Redis::dedicated().await;
     let (one, two) = (store(&redis).await, store(&redis).await);
-    let _heard = attentive(&one, &two, "billing").await;
+    let _changes = attentive(&one, &two, "billing").await;
     let watch = |place| {
         let mut changes = one.changes(&format!("downstream-{place}"));
         async move {
@@ -114,10 +114,10 @@ async fn downstreams_look_not_all_at_one_instant_after_a_reconnect() {
     };
     let all: JoinSet<_> = (0..MANY).map(watch).collect();
     redis.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await.unwrap();
-    let mut told = timeout(LONG, all.join_all()).await.expect("each is told");
-    told.sort_unstable();
-    let took = told[MANY - 1] - told[0];
-    assert!(took >= Duration::from_millis(300), "{MANY} are told within {took:?}");
+    let mut instants = timeout(LONG, all.join_all()).await.expect("each gets a notice");
+    instants.sort_unstable();
+    let took = instants[MANY - 1] - instants[0];
+    assert!(took >= Duration::from_millis(300), "{MANY} get notices within {took:?}");
 }
 
 #[tokio::test]

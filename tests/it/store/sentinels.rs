@@ -39,7 +39,7 @@ async fn a_master_that_is_killed_is_replaced_and_no_slot_comes_twice() {
     set.servers[0].start().await;
     set.demote().await;
     let demoted = async || {
-        let role = set.servers[0].told(&["INFO", "replication"], "role").await;
+        let role = set.servers[0].info_value(&["INFO", "replication"], "role").await;
         role.as_deref() == Some("slave")
     };
     until("the old master is a replica", LONG, demoted).await;
@@ -111,8 +111,8 @@ async fn sentinels_that_are_all_away_are_reported_in_time() {
     tokio::time::resume();
     let ports = [(); 3].map(|()| free_port());
     let error = RedisStore::connect(&url(&ports), RedisOptions::default()).await.unwrap_err();
-    let told = ports.iter().any(|port| error.to_string().contains(&port.to_string()));
-    assert!(matches!(error, StoreError::Unreachable { .. }) && told, "{error}");
+    let names_port = ports.iter().any(|port| error.to_string().contains(&port.to_string()));
+    assert!(matches!(error, StoreError::Unreachable { .. }) && names_port, "{error}");
     assert!(!error.to_string().contains("hunter2"), "{error}");
 }
 
@@ -132,7 +132,7 @@ async fn a_master_that_is_made_a_replica_is_left_until_it_is_a_master_again() {
     }
     redis.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]).await.unwrap();
     let synced = async || {
-        let link = redis.told(&["INFO", "replication"], "master_link_status").await;
+        let link = redis.info_value(&["INFO", "replication"], "master_link_status").await;
         link.as_deref() == Some("up")
     };
     until("it has taken over the other's data: none", LONG, synced).await;

@@ -117,10 +117,10 @@ async fn the_latest_change_counts_and_every_answer_tells_of_it() {
         let undone = store.tombstones(&name, TombstoneCall::Undo { ids: &ids(&["a", "x"]) }).await.unwrap();
         assert_eq!(undone.changed, 1);
         assert!(undone.status.tombstones > first.status.tombstones);
-        let told = all(&*store, &name, first.up_to).await;
+        let changed = all(&*store, &name, first.up_to).await;
         let until = START.plus(HOUR + Duration::from_micros(1));
-        assert_eq!(told, [Tombstone { id: Arc::from("a"), until, is_undone: true }]);
-        // A replica that has not heard of the undo restores nothing.
+        assert_eq!(changed, [Tombstone { id: Arc::from("a"), until, is_undone: true }]);
+        // A replica that does not know of the undo restores nothing.
         let known = [Tombstone { id: Arc::from("a"), until: START.plus(HOUR), is_undone: false }];
         let recall = TombstoneCall::Recall { tombstones: &known };
         assert_eq!(store.tombstones(&name, recall).await.unwrap().changed, 0);
@@ -156,9 +156,12 @@ async fn no_more_are_kept_than_there_may_be() {
         // Those that are there can be changed.
         let longer = TombstoneCall::Cancel { ids: &numbered(0, 1000), span: 2 * HOUR };
         assert_eq!(store.tombstones(&name, longer).await.unwrap().changed, 1000);
-        let told: BTreeMap<_, _> =
-            all(&*store, &name, 0).await.into_iter().map(|told| (told.id, told.until)).collect();
-        assert_eq!(told.len(), MAX_TOMBSTONES);
+        let kept: BTreeMap<_, _> = all(&*store, &name, 0)
+            .await
+            .into_iter()
+            .map(|tombstone| (tombstone.id, tombstone.until))
+            .collect();
+        assert_eq!(kept.len(), MAX_TOMBSTONES);
         clock.set(START.plus(HOUR));
         assert_eq!(store.tombstones(&name, more).await.unwrap().changed, 1, "others have ended");
     }
@@ -167,17 +170,17 @@ async fn no_more_are_kept_than_there_may_be() {
 #[tokio::test]
 async fn who_works_on_a_downstream_hears_of_it() {
     let redis = redis().await;
-    let (one, two, name) = (worker(redis).await, worker(redis).await, unique("told"));
+    let (one, two, name) = (worker(redis).await, worker(redis).await, unique("notified"));
     let mut changes = attentive(&one, &two, &name).await;
     let a = ids(&["a"]);
     for call in [TombstoneCall::Cancel { ids: &a, span: HOUR }, TombstoneCall::Undo { ids: &a }] {
         two.tombstones(&name, call).await.unwrap();
-        timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{call:?} is not heard"));
+        timeout(LONG, changes.next()).await.unwrap_or_else(|_| panic!("{call:?} is not notified"));
     }
     two.tombstones(&name, TombstoneCall::Undo { ids: &a }).await.unwrap();
     two.tombstones(&name, TombstoneCall::Read { after: 0 }).await.unwrap();
     two.update_record(&name, Change::Pause { span: None, note: "" }).await.unwrap();
-    timeout(LONG, changes.next()).await.expect("the pause is heard");
+    timeout(LONG, changes.next()).await.expect("the pause is notified");
     assert!(futures_util::FutureExt::now_or_never(changes.next()).is_none(), "what changes nothing is not");
 }
 

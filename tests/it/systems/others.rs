@@ -124,7 +124,7 @@ async fn five_algorithms_one_answer() {
         both.clock.set(Micros(START + 10_000 + soon - 1));
         assert!(!both.check(&limits, 3).await.allowed, "{name}: not 1 µs before");
         both.clock.set(Micros(START + 10_000 + soon));
-        assert!(both.check(&limits, 3).await.allowed, "{name}: when it said");
+        assert!(both.check(&limits, 3).await.allowed, "{name}: at the announced instant");
         let ttl = both.ttl(&name).await;
         assert!(ttl > ms(1) && ttl <= ms(67_000), "{name}: {ttl:?}");
     }

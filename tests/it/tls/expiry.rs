@@ -47,7 +47,7 @@ async fn the_end_of_each_certificate_is_exported_and_logged() {
         count("downstreams.three.tls.cert_file: warning: expired at 2021-01-01T00:00:00Z; renew it"),
         1
     );
-    assert_eq!(count("expired"), 1, "said once");
+    assert_eq!(count("expired"), 1, "reported once");
 
     files.ours.issue_expired(&["paced"]).put(files.folder.path(), "client");
     let line =

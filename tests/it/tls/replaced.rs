@@ -63,8 +63,8 @@ async fn no_job_is_lost_or_doubled_when_certificates_are_replaced() {
         // The key follows the certificate after a while in which neither can be used.
         let client = own.theirs.issue(&["paced"]);
         put(own.folder.path(), "client.pem", &client.certificate);
-        let told = paced.wait_line("certificates cannot be read again", LONG).await;
-        assert!(told.contains("does not fit the certificate in cert_file"), "{told}");
+        let line = paced.wait_line("certificates cannot be read again", LONG).await;
+        assert!(line.contains("does not fit the certificate in cert_file"), "{line}");
         front.replace(front_config(&own.theirs, &own.ours));
         eventually("the old certificate is still shown", LONG, || front.accepted()[2] > 0).await;
         // What changes while it is read is read twice.

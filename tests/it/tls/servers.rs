@@ -84,7 +84,7 @@ impl Bench {
         self.redis.command(&[&set[..], &["tls-ca-cert-file", &authority]].concat()).await.unwrap();
     }
 
-    /// Replaces the certificates of all, and their authority, as docs/tls.md tells.
+    /// Replaces the certificates of all, and their authority, as docs/tls.md says.
     async fn replace(&self) {
         let (path, ours, theirs) =
             (self.node.files.folder.path(), &self.node.files.ours, &self.node.files.theirs);
@@ -226,7 +226,7 @@ async fn certificates_of_broker_and_store_are_replaced_under_load() {
     until("all are settled", LONG, async || bench.metric("paced_jobs_in_flight").await == 0).await;
     assert_eq!(bench.tally("job", JOBS), Tally::default());
 
-    // What the API has answered and the broker has not been told of is sent again: at most what is held unacked.
+    // Jobs that the API has answered and whose acks the broker has not received are sent again: at most what is held unacked.
     bench.set_rate("10/s").await;
     bench.publish("cut", CUT).await;
     eventually("jobs flow", LONG, || bench.api.count() > JOBS + 20).await;

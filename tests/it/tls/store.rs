@@ -125,8 +125,8 @@ async fn a_cluster_over_tls() {
     let cluster = Cluster::with(options_of_nodes).await;
     let mut hosts = Vec::new();
     for node in &cluster.nodes {
-        let told = node.command(&["CONFIG", "GET", "tls-port"]).await.unwrap();
-        hosts.push(format!("127.0.0.1:{}", told.lines().last().unwrap()));
+        let answer = node.command(&["CONFIG", "GET", "tls-port"]).await.unwrap();
+        hosts.push(format!("127.0.0.1:{}", answer.lines().last().unwrap()));
     }
     let url = format!("rediss+cluster://{}", hosts[..2].join(","));
     let by_name = |client: Option<&str>| {

@@ -157,7 +157,7 @@ async fn the_daemon_of_the_configuration_is_known_by_its_certificate() {
     let plain = ["--admin", &url, "status"];
     assert_told(&ask(&[], &plain).await, 69, "if it speaks TLS there, write https://");
 
-    // Another one who listens there is told nothing.
+    // Another one who listens there gets nothing.
     put(folder, "own.pem", &files.ours.issue(&["paced.internal", "127.0.0.1"]).certificate);
     let other = own.replace("admin.pem", "own.pem");
     let output = tool(&files, &other, &[&known[..], &["resume", "billing"]].concat()).await;

@@ -52,7 +52,7 @@ impl Cluster {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await.unwrap();
             node.command(&["CLUSTER", "ADDSLOTSRANGE", slots[0], slots[1]]).await.unwrap();
         }
-        let known = async |node: &Redis| node.told(&["CLUSTER", "INFO"], "cluster_known_nodes").await;
+        let known = async |node: &Redis| node.info_value(&["CLUSTER", "INFO"], "cluster_known_nodes").await;
         let all_known = async || {
             for node in &self.nodes {
                 if known(node).await.as_deref() != Some("6") {
@@ -108,7 +108,7 @@ impl Cluster {
     pub async fn hand_over(&self, to: usize) {
         let start = real_now();
         let is_master = async || {
-            let role = self.nodes[to].told(&["INFO", "replication"], "role").await;
+            let role = self.nodes[to].info_value(&["INFO", "replication"], "role").await;
             (role.as_deref() == Some("master")).then_some(())
         };
         loop {
@@ -125,8 +125,8 @@ impl Cluster {
     pub async fn whole(&self) {
         let whole = async || {
             for node in &self.nodes {
-                let state = node.told(&["CLUSTER", "INFO"], "cluster_state").await;
-                let link = node.told(&["INFO", "replication"], "master_link_status").await;
+                let state = node.info_value(&["CLUSTER", "INFO"], "cluster_state").await;
+                let link = node.info_value(&["INFO", "replication"], "master_link_status").await;
                 let nodes = node.command(&["CLUSTER", "NODES"]).await.unwrap_or_default();
                 let replicas = nodes.lines().filter(|line| line.contains("slave")).count();
                 if state.as_deref() != Some("ok") || link.as_deref() == Some("down") || replicas != 3 {

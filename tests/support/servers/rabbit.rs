@@ -179,7 +179,7 @@ impl Rabbit {
     pub async fn eval(&self, expressions: &str) -> String {
         let (file, text) = (self.0.folder().join("eval.erl.port"), format!("{expressions}."));
         let answer = apart(async move {
-            // The node listens a little after it has said that it is up, and its file has a whole line then.
+            // The node listens a little after it has reported that it is up, and its file has a whole line then.
             let connect = || async {
                 let port: u16 = fs::read_to_string(&file).ok()?.strip_suffix('\n')?.parse().ok()?;
                 TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok()

@@ -156,7 +156,7 @@ impl Redis {
     }
 
     /// The value of a line `NAME:VALUE` in the answer of a command such as INFO.
-    pub async fn told(&self, question: &[&str], name: &str) -> Option<String> {
+    pub async fn info_value(&self, question: &[&str], name: &str) -> Option<String> {
         let answer = self.command(question).await.ok()?;
         let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(str::to_owned)

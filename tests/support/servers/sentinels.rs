@@ -24,7 +24,7 @@ impl Sentinels {
         let servers = vec![master, one, two];
         for replica in &servers[1..] {
             let follows = async || {
-                let link = replica.told(&["INFO", "replication"], "master_link_status").await;
+                let link = replica.info_value(&["INFO", "replication"], "master_link_status").await;
                 link.as_deref() == Some("up")
             };
             until("a replica follows its master", LONG, follows).await;

@@ -110,11 +110,11 @@ async fn who_waits_as_asked_is_served_and_two_processes_police_together() {
     let url = redis.url();
     let (one, two) = tokio::join!(Api::start(&url), Api::start(&url));
     let (_, before, denied) = one.call_until_denied("key-of-alice").await;
-    let told = real_now();
+    let denied_at = real_now();
     let retry_after: u64 = header(&denied, "retry-after").unwrap().parse().unwrap();
     // Both share the limit per day.
     let wait = Duration::from_secs(retry_after);
-    eventually("the time told is over", wait * 10, || told.elapsed() >= wait).await;
+    eventually("the announced wait is over", wait * 10, || denied_at.elapsed() >= wait).await;
     let reply = two.call("key-of-alice").await;
     assert_eq!(reply.status, 200, "{:?}", reply.headers);
     assert_eq!(remaining(&reply, "per-day"), before - 1);

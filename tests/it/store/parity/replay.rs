@@ -103,9 +103,9 @@ impl<'a> Pair<'a> {
                     self.tally.count("flushed", 1);
                 }
                 _ => {
-                    let told =
+                    let compared =
                         self.step(scope, (limits, &timeline.lanes), step, (&mut granted, &mut turn)).await;
-                    told.map_err(|told| format!("step {index}, at {now}: {told}"))?;
+                    compared.map_err(|difference| format!("step {index}, at {now}: {difference}"))?;
                 }
             }
             let is_last = index + 1 == timeline.steps.len();
@@ -115,7 +115,7 @@ impl<'a> Pair<'a> {
                     .into_iter()
                     .map(|(key, limits)| self.compare_states(Scope { downstream: name, key }, limits));
                 let looked = try_join_all(looks).await;
-                looked.map_err(|told| format!("step {index}, at {now}: {told}"))?;
+                looked.map_err(|difference| format!("step {index}, at {now}: {difference}"))?;
             }
         }
         Ok(())
@@ -216,7 +216,7 @@ impl<'a> Pair<'a> {
         if found != expected {
             return Err(format!("{op:?} is answered by\n memory {expected:?}\n redis  {found:?}"));
         }
-        self.tell(&expected);
+        self.count_answer(&expected);
         if let (Answer::Cancelled(true), Some((place, _))) = (&expected, &cancelled) {
             granted.remove(*place);
         }
@@ -247,7 +247,7 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    fn tell(&self, answer: &Answer) {
+    fn count_answer(&self, answer: &Answer) {
         match answer {
             Answer::Reserved(Reserved {
                 slots,
@@ -292,7 +292,7 @@ async fn answer(
     generation: u64,
     call: &Call<'_>,
 ) -> Answer {
-    let told = match call {
+    let answered = match call {
         Call::Reserve(call) => store.reserve(**call).await.map(Answer::Reserved),
         Call::Check { costs } => {
             let checked = store.check(Check { scope, limits, costs: *costs, generation }).await;
@@ -314,7 +314,7 @@ async fn answer(
         Call::Record(None) => store.read_record(scope.downstream).await.map(Answer::Record),
         Call::Reset => store.reset(scope, limits).await.map(|()| Answer::Nothing),
     };
-    told.unwrap_or_else(|error| Answer::Invalid(error.to_string()))
+    answered.unwrap_or_else(|error| Answer::Invalid(error.to_string()))
 }
 
 /// The limits whose states are compared, and their keys; at the end those of lanes too.

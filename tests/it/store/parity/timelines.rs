@@ -45,7 +45,7 @@ fn rand_seed() -> u64 {
 
 /// Replays the timeline of a case; if the stores differ, returns the simplest timeline found for which they do.
 async fn case(pair: &Pair<'_>, name: &str, mut tree: impl ValueTree<Value = Timeline>) -> Result<(), String> {
-    let Err(mut told) = pair.replay(name, &tree.current()).await else { return Ok(()) };
+    let Err(mut difference) = pair.replay(name, &tree.current()).await else { return Ok(()) };
     let mut least = tree.current();
     let mut tried = 0;
     let mut simpler = tree.simplify();
@@ -54,13 +54,13 @@ async fn case(pair: &Pair<'_>, name: &str, mut tree: impl ValueTree<Value = Time
         let again = tree.current();
         simpler = match pair.replay(&format!("{name}-{tried}"), &again).await {
             Err(now) => {
-                (told, least) = (now, again);
+                (difference, least) = (now, again);
                 tree.simplify()
             }
             Ok(()) => tree.complicate(),
         };
     }
-    Err(format!("{told}\nof {least:#?}"))
+    Err(format!("{difference}\nof {least:#?}"))
 }
 
 /// An answer that is too rare for this number of timelines.
@@ -103,8 +103,8 @@ async fn agree<S: Strategy<Value = [LimitSet; 2]>>(topic: &str, sets: impl Fn() 
         let pair = Pair::new(&redis, &scripts, &tally);
         for number in numbers.skip(worker).step_by(WORKERS) {
             let tree = strategy.new_tree(&mut runner(seed, number)).unwrap();
-            if let Err(told) = case(&pair, &format!("{topic}-{number}"), tree).await {
-                panic!("PACED_PARITY_SEED={seed}, timeline {number}: {told}");
+            if let Err(difference) = case(&pair, &format!("{topic}-{number}"), tree).await {
+                panic!("PACED_PARITY_SEED={seed}, timeline {number}: {difference}");
             }
         }
     };
