@@ -57,6 +57,7 @@ impl Hash for Rate {
 
 /// The reason why a text or a pair of numbers is not a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RateError {
     /// The text does not have the form of a rate.
     #[error("`{text}` is no rate; write {}", way_out(text, suggestion.as_deref()))]
