@@ -85,6 +85,24 @@ impl ReserveError {
             Self::Store(error) => error.is_retryable(),
         }
     }
+
+    /// The time after which the same call may succeed, where it is known: a slot within `max_wait` is available then,
+    /// unless another caller takes it. `None` where nobody knows the time, as for a store that is away, and where no
+    /// time helps; [`ReserveError::is_retryable`] distinguishes the two.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::QueueFull { retry_after, .. } => Some(*retry_after),
+            Self::NotYet { retry_at } => Some(retry_at.saturating_duration_since(Instant::now())),
+            Self::Paused { retry_after } => *retry_after,
+            Self::CostTooLarge { .. }
+            | Self::CostCount { .. }
+            | Self::Store(_)
+            | Self::NoLimits
+            | Self::Stopped
+            | Self::WouldBlock => None,
+        }
+    }
 }
 
 impl From<InvalidCost> for ReserveError {
@@ -147,5 +165,30 @@ impl From<InvalidCost> for CheckError {
             InvalidCost::Count { given, limits } => Self::CostCount { given, limits },
             InvalidCost::TooLarge { cost, highest, limit } => Self::CostTooLarge { cost, highest, limit },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_names_the_wait_where_it_is_known() {
+        let second = Duration::from_secs(1);
+        let full = ReserveError::QueueFull { retry_after: second, limit: "pace".to_owned() };
+        assert_eq!(full.retry_after(), Some(second));
+        let others = ReserveError::NotYet { retry_at: Instant::now() + 2 * second };
+        assert_eq!(others.retry_after(), Some(2 * second));
+        tokio::time::advance(second).await;
+        assert_eq!(others.retry_after(), Some(second), "it counts from now");
+        tokio::time::advance(3 * second).await;
+        assert_eq!(others.retry_after(), Some(Duration::ZERO), "never below zero");
+        assert_eq!(ReserveError::Paused { retry_after: Some(second) }.retry_after(), Some(second));
+        let resumed_by_hand = ReserveError::Paused { retry_after: None };
+        assert!(resumed_by_hand.retry_after().is_none() && resumed_by_hand.is_retryable());
+        let away = StoreError::no_answer(None, second);
+        assert!(ReserveError::Store(away).retry_after().is_none(), "nobody knows when it is back");
+        let costly = ReserveError::CostTooLarge { cost: 2, highest: 1, limit: "pace".to_owned() };
+        assert!(costly.retry_after().is_none() && !costly.is_retryable(), "no wait helps");
     }
 }
