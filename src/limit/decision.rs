@@ -24,6 +24,7 @@ pub struct Standing {
 /// one that allows it first, when allowed the one with the most remaining of those that were charged (of all, if
 /// nothing was).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "it says whether the request may go"]
 #[non_exhaustive]
 pub struct Decision {
     /// Whether the request may go now. If not, nothing was taken.

@@ -180,7 +180,6 @@ impl LimitSet {
     }
 
     /// The decision that a verdict stands for.
-    #[must_use]
     pub fn decision(&self, now: Micros, verdict: Verdict) -> Decision {
         let Verdict { earliest, charge, limit, standings } = verdict;
         let allowed = earliest <= now;
