@@ -39,6 +39,16 @@ fn version(text: &str) -> Vec<u32> {
 }
 
 #[test]
+fn docs_rs_is_given_features_that_exist() {
+    let paced = PACKAGES.iter().find(|package| package["name"] == env!("CARGO_PKG_NAME")).unwrap();
+    let shown = paced["metadata"]["docs"]["rs"]["features"].as_array().unwrap();
+    let known = paced["features"].as_object().unwrap();
+    let unknown: Vec<&Value> =
+        shown.iter().filter(|name| name.as_str().is_none_or(|name| !known.contains_key(name))).collect();
+    assert!(!shown.is_empty() && unknown.is_empty(), "{unknown:?}");
+}
+
+#[test]
 fn no_dependency_wants_a_newer_compiler_than_we_promise() {
     let promised = version(env!("CARGO_PKG_RUST_VERSION"));
     let newer: Vec<String> = PACKAGES
