@@ -20,6 +20,8 @@
 //! # Ok(()) }
 //! ```
 //!
+//! The [`guide`] has the concepts, and says which algorithm to choose.
+//!
 //! | module | contents |
 //! |---|---|
 //! | [`rate`], [`time`] | exact rates; instants on the store's clock |
@@ -36,6 +38,8 @@
 //! | `config` | [`Shaper`]s from the daemon's configuration |
 //! | `daemon` | the `paced` binary, with all the others but `headers` |
 
+#[doc = include_str!("guide.md")]
+pub mod guide {}
 mod home;
 pub mod limit;
 #[cfg_attr(
