@@ -6,7 +6,7 @@ SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/p
 PACKAGES = target/packages
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-noisy test-packages test-page test-quick test-servers bytes chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts lint-words screenshots servers size
+.PHONY: help build deb demo tour bench footprint generated packages sbom tarball test test-crate test-noisy test-packages test-page test-quick test-servers bytes chaos lint lint-code lint-deploy lint-docs lint-features lint-licences lint-metrics lint-scripts lint-words screenshots servers size
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ packages: build ## Make .deb, tarball and SBOM, with checksums
 		echo "cargo-cyclonedx is not installed (cargo install --locked cargo-cyclonedx): there is no SBOM"; \
 	fi
 	@deploy/package.sh sums
+
+test-crate: ## Build the library and the program from what cargo packages, and nothing else (some minutes)
+	$(CARGO) package --locked --allow-dirty --features daemon
 
 test-packages: deb ## Check the .deb with lintian; install, upgrade, remove and purge it in a root folder
 	@tests/support/test-packages.sh $$(ls -t $(PACKAGES)/*.deb | head -n 1)

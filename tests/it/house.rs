@@ -1,15 +1,18 @@
-//! Rules for the source and for the dependencies: floors, sizes, compiler versions and licences.
+//! Rules for the source, the package and the dependencies: floors, sizes, files, compiler versions and licences.
 
 mod floors;
 mod picture;
 mod sizes;
 mod structure;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
 
 use serde_json::Value;
+use sizes::each_file;
+use structure::root;
 
 /// The packages of the lock file that are built on this platform, including those for tests.
 static PACKAGES: LazyLock<Vec<Value>> = LazyLock::new(|| {
@@ -36,6 +39,35 @@ fn version(text: &str) -> Vec<u32> {
     let mut parts: Vec<u32> = text.split('.').map(|part| part.parse().unwrap()).collect();
     parts.resize(3, 0);
     parts
+}
+
+/// The library and the program are built from the package alone, without the rest of the repository.
+#[test]
+fn the_package_has_each_file_of_the_source_and_what_that_includes() {
+    let list = Command::new(env!("CARGO"))
+        .args(["package", "--list", "--offline", "--locked", "--allow-dirty", "--manifest-path"])
+        .arg(root().join("Cargo.toml"))
+        .output()
+        .unwrap();
+    assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
+    let list = String::from_utf8(list.stdout).unwrap();
+    let packaged: BTreeSet<&str> = list.lines().collect();
+    let (base, mut missing, mut included) = (root().canonicalize().unwrap(), Vec::new(), 0);
+    each_file(&root().join("src"), &mut |file, text| {
+        if !packaged.contains(file) {
+            missing.push(file.to_owned());
+        }
+        for path in text.split("include_str!(\"").skip(1).filter_map(|rest| rest.split('"').next()) {
+            let path = base.join(file).parent().unwrap().join(path).canonicalize().unwrap();
+            let name = path.strip_prefix(&base).unwrap().display().to_string();
+            included += 1;
+            if !packaged.contains(&*name) {
+                missing.push(format!("{name}, which {file} includes"));
+            }
+        }
+    });
+    assert!(included > 20, "only {included} files are included");
+    assert!(missing.is_empty(), "the package lacks {missing:?}; see `exclude` in Cargo.toml");
 }
 
 #[test]

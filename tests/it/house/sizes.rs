@@ -13,7 +13,7 @@ const LONGEST_FUNCTION: usize = 60;
 const MOST_FIELDS: usize = 9;
 
 /// Calls `visit` with each file of `src`, those for tests too.
-fn each_file(folder: &Path, visit: &mut impl FnMut(&str, &str)) {
+pub(super) fn each_file(folder: &Path, visit: &mut impl FnMut(&str, &str)) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
