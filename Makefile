@@ -52,9 +52,9 @@ bench: servers ## Measure paced next to loops without it, and write docs/benchma
 footprint: servers ## Count the crates that embedding paced takes, and time their build
 	@tests/support/footprint.sh
 
-generated: ## Write what is made from the keys in src/config, tests/it/apis.toml, states.toml and CONTRIBUTING.md: config/paced.toml, docs/reference/configuration.md, docs/apis.md, a table of docs/troubleshooting.md, docs/images/house.svg
+generated: ## Write what is made from the keys in src/config, tests/it/apis.toml, states.toml and CONTRIBUTING.md: config/paced.toml, docs/reference/configuration.md, docs/apis.md, a table of docs/troubleshooting.md, docs/images/house.svg; and tests/it/house/public.txt, the public items
 	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --lib -- config::tests::generated
-	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --test it -- apis::the_page states::the_table house::picture
+	PACED_WRITE_GENERATED=1 $(CARGO) test --locked --quiet --all-features --test it -- apis::the_page states::the_table house::picture house::public
 
 test: ## Run all tests, against private Redis and RabbitMQ servers
 	@CARGO="$(CARGO)" tests/support/run-tests.sh all

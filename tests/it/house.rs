@@ -2,6 +2,7 @@
 
 mod floors;
 mod picture;
+mod public;
 mod sizes;
 mod structure;
 

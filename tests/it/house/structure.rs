@@ -30,18 +30,18 @@ pub(super) static USES: LazyLock<Vec<Uses>> = LazyLock::new(|| {
 });
 
 /// A file, without what is for tests.
-struct Module {
-    names: Names,
+pub(super) struct Module {
+    pub(super) names: Names,
     file: PathBuf,
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     /// What the names that it imports or passes on stand for, and whether it passes them on.
-    imports: BTreeMap<String, (Names, bool)>,
+    pub(super) imports: BTreeMap<String, (Names, bool)>,
     /// The modules of which it imports or passes on everything.
-    globs: Vec<Names>,
+    pub(super) globs: Vec<Names>,
 }
 
 /// All modules that are not for tests. The library and the binary are one tree.
-struct Structure(BTreeMap<Names, Module>);
+pub(super) struct Structure(pub(super) BTreeMap<Names, Module>);
 
 /// Returns the folder of the project.
 pub(super) fn root() -> &'static Path {
@@ -69,7 +69,7 @@ fn is_for_tests(item: &Item) -> bool {
 
 impl Structure {
     /// Reads all files, from the two roots on.
-    fn read() -> Self {
+    pub(super) fn read() -> Self {
         let mut all = BTreeMap::new();
         let mut waiting =
             vec![(Vec::new(), root().join("src/lib.rs")), (Vec::new(), root().join("src/main.rs"))];
@@ -171,7 +171,7 @@ impl Module {
         self.items = items;
     }
 
-    fn absolute(&self, path: &[String], is_module: impl Fn(&[String]) -> bool) -> Option<Names> {
+    pub(super) fn absolute(&self, path: &[String], is_module: impl Fn(&[String]) -> bool) -> Option<Names> {
         let (first, mut rest) = path.split_first()?;
         let mut names = self.names.clone();
         match first.as_str() {
@@ -197,7 +197,7 @@ impl Module {
         Some(names)
     }
 
-    fn defines(&self, name: &str) -> bool {
+    pub(super) fn defines(&self, name: &str) -> bool {
         self.items.iter().any(|item| match item {
             Item::Const(item) => item.ident == name,
             Item::Enum(item) => item.ident == name,
@@ -212,7 +212,7 @@ impl Module {
 }
 
 /// Collects what a `use` names: each path with the name that it has here; without one for everything of a module.
-fn collect(tree: &UseTree, before: &mut Names, leaves: &mut Vec<(Names, Option<String>)>) {
+pub(super) fn collect(tree: &UseTree, before: &mut Names, leaves: &mut Vec<(Names, Option<String>)>) {
     let mut leaf = |name: &syn::Ident, here: &syn::Ident, before: &Names| {
         let mut path = before.clone();
         if name != "self" {
