@@ -60,7 +60,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The slots of so many jobs that wait from second 4 on, µs after the start.
+/// The slots of this many jobs that wait from second 4 on, µs after the start.
 fn released(limit: &Limit, jobs: usize) -> Vec<i64> {
     let (mut state, now) = (limit.fresh(), Micros(START + 4 * SECOND));
     let mut slots = vec![];

@@ -173,7 +173,7 @@ struct Program {
 }
 
 impl Program {
-    /// Starts one that is to make so many calls, and waits until it is ready.
+    /// Starts one that will make this many calls, and waits until it is ready.
     async fn start(config: &str, url: &str, name: &str, calls: usize) -> Result<Self, String> {
         let text = |error: std::io::Error| format!("cannot start a program that embeds paced: {error}");
         let folder = TempDir::new_in(scratch()?).map_err(text)?;

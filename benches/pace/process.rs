@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-/// Linux reports hundredths of a second to every program, whatever the kernel's own tick is.
+/// Linux reports hundredths of a second to every program, for any tick of the kernel.
 const TICK: Duration = Duration::from_millis(10);
 
 /// The processor time of a process so far, in user and kernel mode, to 10 ms.

@@ -100,7 +100,7 @@ impl Screen {
         self.lines(&[format!("  {text}")]);
     }
 
-    /// The line of progress of so many jobs.
+    /// The line of progress of this many jobs.
     pub fn progress(&self, jobs: usize, rate: Rate) -> Progress {
         Progress { screen: *self, jobs, rate, start: Instant::now() }
     }

@@ -16,7 +16,7 @@ const RESUMED: Duration = Duration::from_secs(2);
 /// A master counts as failed after a second of silence, and is replaced no sooner.
 const DEAF: Duration = Duration::from_secs(1);
 
-/// Asserts that each job came once and soon, at the pace, whatever the old master had granted.
+/// Asserts that each job came once and soon, at the pace, for any grants of the old master.
 #[track_caller]
 fn assert_followed(run: &Run, killed: u64, promoted: u64) {
     run.assert_once();

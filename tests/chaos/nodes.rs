@@ -26,7 +26,7 @@ async fn a_node_of_a_cluster_of_brokers_goes_and_comes() {
     let rig = Rig::between(chaos, &nodes).await;
     rig.publish().await;
     let mut away = Vec::new();
-    // Each node goes once: whichever a replica is connected to, and whichever leads the queue.
+    // Each node goes once: those that replicas are connected to, and the leader of the queue.
     for (node, moment) in nodes.iter().zip(moments) {
         rig.reach(moment).await;
         node.kill().await;

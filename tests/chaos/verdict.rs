@@ -41,7 +41,7 @@ pub(crate) struct Run {
 /// A job that was handed over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HandOver {
-    /// When the replica looked at the clock for the last time, on the clock of the arrivals.
+    /// When the replica read the clock for the last time, on the clock of the arrivals.
     pub(crate) at: u64,
     /// How late it was by that look: an interval at most.
     pub(crate) late: Duration,
@@ -90,7 +90,7 @@ impl Run {
         assert!(doubled.is_empty(), "doubled {doubled:?}; {self}");
     }
 
-    /// Asserts that every job came, and at most so many twice.
+    /// Asserts that every job came, and at most this many twice.
     #[track_caller]
     pub(crate) fn assert_none_lost(&self, most_doubled: usize) {
         let Tally { lost, doubled, strange } = &self.tally;
@@ -150,7 +150,7 @@ impl Run {
         }
     }
 
-    /// Asserts that a window holds at most so many, and what is excused.
+    /// Asserts that a window holds at most this many, and what is excused.
     #[track_caller]
     fn assert_within(&self, held: &[u64], most: usize, excuses: &[Excuse], what: impl Fn() -> String) {
         let (first, last) = (held[0], held[held.len() - 1]);

@@ -119,7 +119,7 @@ async fn an_address_that_cannot_be_had_ends_the_start() {
         (paced.wait_exit(LONG).await, paced.log().join("\n"))
     };
     let (exit, log) = start(&taken.address).await;
-    assert_eq!(exit, 1, "a restart may mend it: {log}");
+    assert_eq!(exit, 1, "a restart may help: {log}");
     assert!(log.contains(&format!("admin.listen: cannot listen on {}", taken.address)), "{log}");
     assert!(log.contains("choose another port") && !log.contains("RabbitMQ"), "{log}");
     // An address of TEST-NET-1, which nobody has.

@@ -219,7 +219,7 @@ fn base_images_get_their_digests() {
     assert!(from.clone().count() == 2 && from.clone().all(|line| line.contains("_IMAGE")), "{dockerfile}");
 }
 
-/// Names of registries are in lower case, whatever the owner is called.
+/// Names of registries are in lower case, for any name of the owner.
 #[test]
 fn the_image_is_named_in_lower_case() {
     let workflow = read(".github/workflows/release.yml");

@@ -1,9 +1,9 @@
 //! A replica that is killed between any two steps loses no job, and each kill makes at most one more copy of one.
 //!
-//! Fewer copies cannot be promised. A kill gives every message back that the broker has seen no ack for, whatever was
-//! done for it: the job was sent, or its copy or its reply was confirmed. What bounds the copies is therefore how many
+//! Fewer copies cannot be promised. A kill gives every message back that the broker has seen no ack for, also if the
+//! job was sent, or its copy or its reply was confirmed. What bounds the copies is therefore how many
 //! messages are unsettled at the kill. With a window of one message that is one job, so one kill makes one copy at most.
-//! With a wide window it is each of the jobs at hand, so each may come twice, but none comes three times.
+//! With a wide window it is each of the held jobs, so each may come twice, but none comes three times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -99,7 +99,7 @@ impl Kill {
         if self.point.ends_with("=14") { 2 } else { 1 }
     }
 
-    /// Asserts that each of the jobs is there, and how many copies there are beyond the first of each: so many in a
+    /// Asserts that each of the jobs is there, and how many copies there are beyond the first of each: this many in a
     /// window of one message; in a wide one each job may have another for each time that it was parked, and one at least.
     /// A broker that has no processor time has not read the acks when the connection ends, and then never does.
     #[track_caller]

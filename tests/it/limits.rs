@@ -265,14 +265,14 @@ async fn requests_and_tokens_are_limited_together() {
         ]";
     let site = Site::shared("tokens", limits).await;
     let [first, second] = [site.replica().await, site.replica().await];
-    let dear =
-        Job::many("dear", 20).into_iter().map(|job| job.header_value("tokens", AMQPValue::LongInt(1500)));
-    site.publish(dear.collect()).await;
+    let costly =
+        Job::many("costly", 20).into_iter().map(|job| job.header_value("tokens", AMQPValue::LongInt(1500)));
+    site.publish(costly.collect()).await;
     site.api.wait_for(20, LONG).await;
-    // 500 tokens and 5 requests are left: the first is too dear, the second is one too many for what a job may cost.
+    // 500 tokens and 5 requests are left: the first costs too much, the second is one too many for what a job may cost.
     site.publish(vec![
         Job::new("rejected").header("tokens", "501"),
-        Job::new("too-dear").header_value("tokens", AMQPValue::LongInt(30_501)),
+        Job::new("too-costly").header_value("tokens", AMQPValue::LongInt(30_501)),
         Job::new("own").header("paced-cost-tokens", "100").header("tokens", "9999"),
     ])
     .await;
@@ -286,7 +286,7 @@ async fn requests_and_tokens_are_limited_together() {
     .await;
     let reasons: BTreeMap<&str, &str> =
         letters.iter().map(|letter| (letter.id(), letter.headers["paced-reason"].as_str())).collect();
-    assert_eq!((reasons["rejected"], reasons["too-dear"]), ("rejected", "cost-too-large"));
+    assert_eq!((reasons["rejected"], reasons["too-costly"]), ("rejected", "cost-too-large"));
     assert_eq!((site.api.count(), letters.len()), (25, 3), "{reasons:?}");
     let check = site.cli(&["check"]).await;
     for line in

@@ -93,14 +93,14 @@ async fn dead_letters_are_summarized_and_every_line_of_the_log_is_one_line() {
     site.depth(&site.dead_queue(), 100, LONG).await;
     assert_eq!(replica.stop().await, 0);
     let log = replica.log();
-    let singly = log.iter().filter(|line| line.contains("\"dead-lettered\"")).count();
+    let alone = log.iter().filter(|line| line.contains("\"dead-lettered\"")).count();
     // How many more there are depends on how many seconds it takes.
-    assert!(singly >= 10, "{singly} lines of 100");
+    assert!(alone >= 10, "{alone} lines of 100");
     let summaries = log.iter().filter_map(|line| {
         let value: serde_json::Value = serde_json::from_str(line).ok()?;
         value["message"].as_str()?.contains("too many").then(|| value["letters"].as_u64()).flatten()
     });
-    assert_eq!(summaries.sum::<u64>(), 100 - singly as u64, "{}", log.join("\n"));
+    assert_eq!(summaries.sum::<u64>(), 100 - alone as u64, "{}", log.join("\n"));
     for line in &log {
         assert!(!line.contains(paced::text::is_unsafe), "{line:?}");
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{line}: {error}"));

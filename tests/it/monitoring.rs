@@ -200,7 +200,7 @@ async fn exported() -> String {
         line.parse().ok()
     };
     until("the lengths of the queues are there, and the quota is used up", LONG, async || {
-        // The queues are looked at more often while somebody looks at the state.
+        // The queues are checked more often while somebody reads the state.
         client.get(&format!("{base}/api/v1/status")).await.unwrap();
         page = client.get(&format!("{base}/metrics")).await.unwrap().text;
         let of = |name: &str| value(&page, &format!("{name}{{downstream=\"billing\"}}"));

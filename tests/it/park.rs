@@ -43,7 +43,7 @@ pub async fn parked(site: &Site) -> u32 {
     all
 }
 
-/// Waits until so many jobs wait in the queue and the rungs: the broker counts what was given back to it a moment later.
+/// Waits until this many jobs wait in the queue and the rungs: the broker counts what was given back to it a moment later.
 async fn all_wait(site: &Site, jobs: u32) {
     until("all jobs to wait in the broker", LONG, async || {
         let queued = publish::depth(&site.amqp, &site.queue()).await.unwrap();

@@ -74,7 +74,7 @@ fn limits(toml: &str, downstream: &str) -> config::Downstream {
     loaded.settings.downstreams[downstream].clone()
 }
 
-/// When, in ms, the slots of so many calls lie that all come at once.
+/// When, in ms, the slots of this many calls lie that all come at once.
 fn slots(limits: &LimitSet, calls: usize) -> Vec<u128> {
     let start = Micros(1_760_000_000_000_000);
     let store = MemoryStore::with_clock(std::sync::Arc::new(ManualClock::new(start)));

@@ -18,7 +18,7 @@ mod logins;
 mod oauth2;
 mod target;
 
-/// The divisor of the intervals at which the daemon looks at files.
+/// The divisor of the intervals at which the daemon checks files.
 const HASTE: u32 = 10;
 
 /// Decides whom an API lets in.
@@ -102,7 +102,7 @@ async fn guarded(topic: &str, downstream: &str, file: &Path) -> (Site, Gatekeepe
     (site, keeper)
 }
 
-/// Waits until so many jobs were taken, and stops; none is dead.
+/// Waits until this many jobs were taken, and stops; none is dead.
 async fn finished(site: &Site, replica: &Paced, jobs: usize, taken: impl Fn() -> usize) {
     eventually("every job is taken", LONG, || taken() == jobs).await;
     assert_eq!(replica.stop().await, 0);

@@ -34,7 +34,7 @@ impl Files {
         files
     }
 
-    /// Puts all files in place, whatever a test has put there.
+    /// Puts all files in place, in place of those that a test has put there.
     fn put_all(&self) {
         let (path, ours, theirs) = (self.folder.path(), &self.ours, &self.theirs);
         put(path, "ca.pem", &ours.pem);

@@ -56,7 +56,7 @@ async function statesOf(url) {
   return body.downstreams.map(({ now, ...rest }) => rest);
 }
 
-scene("whoever may not change anything changes nothing: a table of attempts and answers", async (context) => {
+scene("a client that may not change anything changes nothing: a table of attempts and answers", async (context) => {
   // Looking needs a token here too, so that there is a read token to try.
   const { url } = await stage.start("guarded");
   const changes = [...CHANGES];

@@ -88,7 +88,7 @@ export function showsText(page, id, text) {
   return page.waitForFunction(([at, wanted]) => document.getElementById(at).textContent.includes(wanted), [id, text]);
 }
 
-/** Asks axe, and fails for whatever it calls serious or critical. */
+/** Asks axe, and fails for each problem that it calls serious or critical. */
 export async function isAccessible(page, what) {
   await page.evaluate(AXE);
   const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));

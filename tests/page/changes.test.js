@@ -257,7 +257,7 @@ scene("dead letters: one replayed, those of a cause, and a purge that must be co
   const count = await stage.count("crm-sync");
   await page.locator(".letter button", { hasText: "Replay" }).first().click();
   await page.locator("#change-rate").fill("20/s");
-  await page.locator("#change-reason").fill("mended");
+  await page.locator("#change-reason").fill("repaired");
   await page.keyboard.press("Enter");
   await until("a letter goes", 15, async () => (await letters.count()) === 6);
   assert.match(await page.locator("#dead-status").textContent(), /1 dead letter replayed/);

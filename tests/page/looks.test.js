@@ -39,7 +39,7 @@ for (const colorScheme of ["light", "dark"]) {
   });
 }
 
-scene("whatever comes from outside is shown as text", async () => {
+scene("all that comes from outside is shown as text", async () => {
   const { a } = await replicas();
   const page = await browser.page(a.url);
   await isDrawn(page);

@@ -58,7 +58,7 @@ scene("500 downstreams are drawn within 300 ms, ordered and filtered", async (co
   assert.equal(await page.locator(".chart").count(), 0, "a row has no chart");
   await page.evaluate(() => scrollTo(0, document.body.scrollHeight));
   const last = page.locator(".card").last();
-  // A row is drawn when it comes near; the dead letters of so many queues are known after a while.
+  // A row is drawn when it comes near; the dead letters of all these queues are known after a while.
   const figures = /rate ?\S+ of \S+ backlog ?\d+ parked ?(\d+|–) dead ?(\d+|–)/;
   await until("the last row", 15, async () => figures.test((await last.locator(".brief").textContent()).replace(/\s+/g, " ")));
   await last.getByRole("button", { name: /^Open partner-/ }).press("Enter");

@@ -37,7 +37,7 @@ export class Stage {
   }
 
   /**
-   * Publishes so many jobs for each of these downstreams of a daemon: `job-N` and those after it, where N is the `first`. They
+   * Publishes this many jobs for each of these downstreams of a daemon: `job-N` and those after it, where N is the `first`. They
    * may go `later`, by as many seconds.
    */
   publish(name, downstreams, count, later) {

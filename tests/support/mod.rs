@@ -30,7 +30,7 @@ use tokio::runtime::Runtime;
 /// The longest wait for anything before a test counts as hanging.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// Runs tasks in real time, whatever the calling test does with its own runtime's clock. It is never dropped, so its
+/// Runs tasks in real time, also if the calling test pauses the clock of its own runtime. It is never dropped, so its
 /// threads live as long as the process.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread()

@@ -12,7 +12,7 @@ use super::real_now;
 /// Forwards bytes to a port, with a delay each way. It ends when dropped.
 ///
 /// Each direction has a thread that reads and one that writes, with the finest timer the system has, so that what it
-/// adds is the delay and some 0.1 ms for the hops, whatever the tests' runtimes do.
+/// adds is the delay and some 0.1 ms for the hops, for any runtime of a test.
 pub struct Proxy {
     port: u16,
     shared: Arc<Shared>,

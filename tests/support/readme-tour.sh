@@ -70,7 +70,7 @@ logged() { # logged TEXT: in the log of paced run
     grep -qF -- "$1" "$folder/run.log"
 }
 
-has_sent() { # has_sent NUMBER: the API had at least so many requests
+has_sent() { # has_sent NUMBER: the API had at least this many requests
     [ "$(wc -l <"$folder/requests")" -ge "$1" ]
 }
 

@@ -8,7 +8,7 @@
 #   $TESTS "it", "bytes", "faults", "chaos": only these; other words there select tests by their names
 #
 # What is mounted into a root folder is so in a mount namespace of this script alone, which goes with its last
-# process: nothing has to be unmounted, whatever ends it, and `rm -r target` reaches nothing else.
+# process: nothing has to be unmounted, for any end of it, and `rm -r target` reaches nothing else.
 # Says why and succeeds where such a folder cannot be had: not root, no mmdebstrap, no network, no such suite.
 set -eu
 
@@ -36,7 +36,7 @@ make_root() { # make_root SUITE PACKAGES
     mkdir -p "$roots"
     echo "Making $root (Debian $1, a minute or so)." >&2
     part=$roots/.$1.$$
-    # It may be an old snapshot of the mirror: signed all the same.
+    # It may be an old snapshot of the mirror, which is still signed.
     if mmdebstrap --quiet --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
         --include="$2,libfaketime" "$1" "$part" "$mirror" >"$roots/$1.log" 2>&1; then
         grep -q localhost "$part/etc/hosts" 2>/dev/null || echo "127.0.0.1 localhost" >>"$part/etc/hosts"

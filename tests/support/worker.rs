@@ -42,7 +42,7 @@ impl Worker {
         assert!(ended.success(), "{ended}");
     }
 
-    /// Waits until the worker is gone, in whatever way.
+    /// Waits until the worker is gone, in any way.
     pub async fn gone(&mut self) {
         self.child.wait().await.unwrap();
     }

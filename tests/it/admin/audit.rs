@@ -1,4 +1,4 @@
-//! The audit log: each change leaves its line, whatever strangers send and whatever becomes of the client.
+//! The audit log: each change leaves its line, for any requests of strangers and any end of the client.
 
 use futures_util::{StreamExt as _, stream};
 use tokio::io::AsyncWriteExt as _;

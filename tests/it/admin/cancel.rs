@@ -1,4 +1,4 @@
-//! `paced cancel`: a cancelled job is never sent, wherever it waits and whatever the store forgets.
+//! `paced cancel`: a cancelled job is never sent, wherever it waits, also if the store loses its state.
 
 use lapin::types::AMQPValue;
 use paced::time::wall_now;

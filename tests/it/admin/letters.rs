@@ -1,4 +1,4 @@
-//! Dead letters by way of the admin API: listed, replayed and purged by whoever has the token, and by nobody else.
+//! Dead letters through the admin API: listed, replayed and purged by clients that have the token, and by no others.
 
 use serde_json::json;
 
@@ -88,7 +88,7 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     assert_eq!(replica.paced.stop().await, 0);
 }
 
-/// A purge and a replay of what was shown leave out what came since, whatever was taken meanwhile.
+/// A purge and a replay of what was shown leave out what came since, also where letters were taken meanwhile.
 #[tokio::test]
 async fn what_was_not_shown_stays() {
     let site = Site::shared("apibounds", "rate = '100/s'").await;
@@ -129,7 +129,7 @@ async fn what_was_not_shown_stays() {
     assert_eq!(replica.paced.stop().await, 0);
 }
 
-/// A list and a purge never have bodies in memory, whatever their size.
+/// A list and a purge never have bodies in memory, for any size.
 #[tokio::test]
 async fn a_list_holds_no_bodies() {
     let site = Site::shared("apilarge", "rate = '100/s'").await;

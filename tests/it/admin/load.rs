@@ -1,4 +1,4 @@
-//! The admin server under load: whoever connects, and however many, probes are answered.
+//! The admin server under load: probes are answered, for any clients and any number of them.
 
 use std::cell::Cell;
 use std::io::ErrorKind;

@@ -100,7 +100,7 @@ async fn a_lower_revision_is_forced_and_keeps_the_rates_that_were_set() {
             "{state}"
         );
     }
-    // The replica with the later file goes by it, and does not load its own again.
+    // The replica with the later file follows it, and does not load its own again.
     new.paced.wait_line("differs from the terms in force", LONG).await;
     let dropped = old.tool(TOKEN, &["terms", "drop", "billing", "--yes"]).await;
     assert_eq!(dropped.code, 0, "{dropped:?}");

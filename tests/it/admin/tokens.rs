@@ -49,7 +49,7 @@ impl Scene {
         (look, send(Method::POST, "/api/v1/downstreams/billing/resume", change).await)
     }
 
-    /// Waits until it has read tokens again so many times.
+    /// Waits until it has read tokens again this many times.
     async fn read_again(&self, times: usize) {
         eventually("the tokens are read again", LONG, || self.count("admin tokens read again") >= times)
             .await;
@@ -130,7 +130,7 @@ async fn a_token_whose_file_is_gone_or_empty_is_revoked() {
     assert_eq!(scene.paced.stop().await, 0);
 }
 
-/// Each file is read by itself: whoever spoils one keeps no other token from being replaced or revoked.
+/// Each file is read by itself: a file that is spoilt keeps no other token from being replaced or revoked.
 #[tokio::test]
 async fn a_file_that_cannot_be_used_holds_up_no_other() {
     let scene = Scene::start("tokenspoiled").await;
@@ -240,7 +240,7 @@ async fn who_shares_an_address_with_a_guesser_is_not_locked_out() {
         scene.statuses("guess", "guess").await;
     }
     assert_eq!(scene.statuses("guess", "guess").await, (429, 429));
-    // Guesses may be so many that the right token must be sent again.
+    // There may be too many guesses, so that the right token must be sent again.
     until("the tokens still count", LONG, async || scene.statuses("look-1", "change-1").await == (200, 200))
         .await;
     assert_eq!(scene.paced.stop().await, 0);

@@ -48,11 +48,11 @@ async fn jobs_of_a_plan_that_is_used_up_go_when_that_changes() {
     assert_eq!(output.code, 0, "{output:?}");
     let missed = site.used_up(40, &replicas, LONG).await;
     sent = 40 - missed;
-    // The others came home in vain.
+    // The others came home for nothing.
     until("the others to wait", LONG, async || waiting(&site).await as usize == 100 - sent).await;
     assert_eq!(site.api.count(), sent);
 
-    // By hand they come back too, in vain; a replica may just have learnt of the reset, and take them before.
+    // By hand they come back too, for nothing; a replica may just have learnt of the reset, and take them before.
     until("jobs to come back by hand", LONG, async || {
         let output = site.cli(&["-o", "json", "unpark", "billing"]).await;
         let answer: Value = serde_json::from_str(&output.stdout).unwrap();

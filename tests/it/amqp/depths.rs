@@ -1,4 +1,4 @@
-//! The lengths of queues are looked at in the background, and cost the consumers nothing.
+//! The lengths of queues are checked in the background, and cost the consumers nothing.
 
 use lapin::options::QueueDeleteOptions;
 use paced::amqp::{Depth, Depths};
@@ -39,7 +39,7 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     let depths = amqp.depths();
     assert_eq!((depths.of("billing"), depths.unroutable()), (None, None));
     let mut source = amqp.source("billing").unwrap();
-    // A queue is there, and is looked at, before it is bound: what is published until then is unroutable.
+    // A queue is there, and is checked, before it is bound: what is published until then is unroutable.
     until("the consumer", async || amqp.is_attached("billing")).await;
     until("the first queue", async || lengths(&depths, "billing") == Some((0, Some(0)))).await;
     // The queue of the other downstream does not exist, which costs channels, and harms nobody.
@@ -79,7 +79,7 @@ async fn lengths_are_seen_soon_and_follow_the_queues() {
     channel.queue_delete(orders.into(), QueueDeleteOptions::default()).await.unwrap();
     until("the queue is gone", async || depths.of("theirs").is_none()).await;
 
-    // The consumer has never noticed. A message may have come twice all the same: quorum queues take back what crosses the
+    // The consumer has never noticed. A message may still have come twice: quorum queues take back what crosses the
     // change of a window.
     publish(&amqp, &all, numbered(3..6)).await;
     let taken = take(&mut source, 3).await;
@@ -96,7 +96,7 @@ async fn what_cannot_be_looked_at_is_not_known_and_hides_nothing_else() {
     let rabbit = shared().await;
     let prefix = unique("locked");
     let all = options(rabbit, &prefix);
-    // RabbitMQ lets no other connection look at an exclusive queue, whatever the user's rights.
+    // RabbitMQ lets no other connection check an exclusive queue, for any rights of the user.
     let (_connection, channel) = open(&rabbit.url()).await;
     let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
     channel

@@ -59,7 +59,7 @@ async fn dead_letters_of_others_go_on() {
     within("the consumers", amqp.ready()).await;
     send_to(&amqp, &options, "billing", numbered(0..MANY)).await;
     send_to(&amqp, &options, "other", numbered(0..200)).await;
-    // The channel of the first letter knows its queue, so that the next one is sent to whoever was its leader.
+    // The channel of the first letter knows its queue, so that the next one is sent to its former leader.
     within("a letter", next(&mut source).await.ticket.dead_letter(letter())).await;
     let queue = "leaderdead.dead.billing";
     let member = rabbit.stop_member(queue).await;
@@ -177,7 +177,7 @@ async fn jobs_come_home_from_a_queue_that_does_not_answer_at_first() {
     let queue = park_in_two(&amqp, &mut source, &options, 1, 21).await;
     let member = rabbit.stop_member(&queue).await;
     source.unpark(None);
-    // All queues were looked at before the first one was emptied.
+    // All queues were checked before the first one was emptied.
     let first = next(&mut source).await;
     assert_eq!(first.message.content.body, "0");
     ack(first);
@@ -224,7 +224,7 @@ async fn a_stop_does_not_wait_for_parked_jobs_that_come_home() {
         send_to(&amqp, &options, "other", numbered(0..200)).await;
         let deliveries = take(&mut other, 200).await;
         source.unpark(None);
-        // The other queue had its job when all were looked at.
+        // The other queue had its job when all were checked.
         ack(next(&mut source).await);
         let member = rabbit.suspend_member(&queue).await;
         let hangs = tokio::select! {

@@ -63,7 +63,7 @@ impl Left {
         publish::depth(&self.url, &self.queue(kind)).await.is_some()
     }
 
-    /// Waits until so many messages of the queue of new jobs are ready, and so many hold others.
+    /// Waits until this many messages of the queue of new jobs are ready, and this many clients hold others.
     async fn settled(&self, ready: u32, holders: u32) {
         until("the queue is so", async || self.jobs().await[0] == ("jobs".to_owned(), ready, holders)).await;
     }

@@ -44,7 +44,7 @@ async fn letters_of_many_channels_keep_their_order() {
     for max in [120, 120, 3, 120] {
         assert_eq!(listed(&dead, max).await, numbered(0..max), "{max}");
     }
-    // Those that stay keep their order, whatever is taken from between them.
+    // Those that stay keep their order, also where letters between them are taken.
     let tally = replayed(&dead, Filter { reason: Some("expired".into()), ..Filter::default() }).await;
     assert_eq!((tally.done, tally.kept), (12, 108));
     let rest: Vec<String> = (0..120_u32).filter(|n| !n.is_multiple_of(10)).map(|n| n.to_string()).collect();
@@ -78,7 +78,7 @@ async fn letters_of_any_priority_keep_the_order_of_the_first_list() {
     dead.close().await;
 }
 
-/// Runs the scan, and drops it after so many letters.
+/// Runs the scan, and drops it after this many letters.
 async fn dropped_after(letters: u32, scan: impl AsyncFnOnce(&mut dyn FnMut(&Tally)) -> Result<Tally, Error>) {
     let enough = Notify::new();
     let mut progress = |tally: &Tally| {
@@ -109,7 +109,7 @@ async fn a_replay_that_is_dropped_loses_nothing() {
     let mut copies: BTreeMap<String, u32> = BTreeMap::new();
     jobs.into_iter().chain(dead).for_each(|body| *copies.entry(body).or_default() += 1);
     assert_eq!(copies.len(), 100);
-    assert!(copies.values().sum::<u32>() <= 101, "the one at hand may be there twice: {copies:?}");
+    assert!(copies.values().sum::<u32>() <= 101, "the current one may be there twice: {copies:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -43,7 +43,7 @@ async fn a_missing_downstream_holds_up_no_other() {
     publish(&amqp, &options, ["x".to_owned()]).await;
     ack(next(&mut source).await);
     assert!(!amqp.is_ready());
-    // The queue is created late, and consumed all the same.
+    // The queue is created late, and still consumed.
     let (_connection, channel) = open(&rabbit.url()).await;
     let declare = QueueDeclareOptions::durable();
     channel.queue_declare("partial.theirs".into(), declare, Default::default()).await.unwrap();
@@ -56,7 +56,7 @@ async fn a_missing_downstream_holds_up_no_other() {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-/// Whatever happens to the connections, every confirmed job is delivered, and none is lost.
+/// Every confirmed job is delivered, and none is lost, for any loss of the connections.
 #[tokio::test]
 async fn losses_are_survived() {
     let node = NodeForFaults::lock().await;

@@ -150,7 +150,7 @@ async fn a_job_with_a_frame_of_headers_is_parked_whole_or_held() {
     let letter = DeadLetter::new(Reason::Status, "final", Report::UNSENT);
     within("the letter", home.ticket.dead_letter(letter)).await;
 
-    // Nothing of this one can be dropped, so it stays here; those behind it are parked all the same.
+    // Nothing of this one can be dropped, so it stays here; those behind it are still parked.
     let whole = deliver(&mut source, &[("paced-path", 127_900)]).await;
     let held = within("the answer", whole.ticket.park(wait.clone())).await;
     let Parked::Refused(held) = held else { panic!("{held:?}") };
@@ -334,13 +334,13 @@ async fn a_replica_that_learns_of_a_change_later_leaves_what_was_parked_since() 
     assert!(amqp.shutdown(LONG).await);
 }
 
-/// A queue that had no jobs at first is looked at again. What was parked there meanwhile stays.
+/// A queue that had no jobs at first is checked again. What was parked there meanwhile stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn jobs_that_are_parked_behind_a_change_stay_although_their_queue_is_looked_at_again() {
+async fn jobs_that_are_parked_behind_a_change_stay_although_their_queue_is_checked_again() {
     const SINCE: u32 = 300;
     let mut options = options(shared().await, "lookagain");
     options.downstreams[0].prefetch = 1_000;
-    // It is looked at after half a second and after 5 s.
+    // It is checked after half a second and after 5 s.
     options.haste = 2;
     let (amqp, mut source) = consuming(options.clone()).await;
     let (_connection, channel) = open(&shared().await.url()).await;
@@ -349,7 +349,7 @@ async fn jobs_that_are_parked_behind_a_change_stay_although_their_queue_is_looke
     let under = |versions: &str, wait| Stay { versions: Some(versions.to_owned()), ..limited(wait) };
     park(deliveries.next().unwrap(), under("a", Duration::from_secs(60))).await;
     source.unpark(Some("b".to_owned()));
-    // All six queues were looked at by now.
+    // All six queues were checked by now.
     assert_eq!(bodies(&take(&mut source, 1).await), numbered(0..1));
     let wait = under("b", Duration::from_secs(600));
     let parked: Vec<_> = deliveries.map(|delivery| delivery.ticket.park(wait.clone())).collect();
@@ -357,10 +357,10 @@ async fn jobs_that_are_parked_behind_a_change_stay_although_their_queue_is_looke
         assert!(matches!(within("the confirm", parked).await, Parked::Done));
     }
     let first = take(&mut source, 1).await;
-    assert_eq!(bodies(&first), numbered(1..2), "it is looked at again");
+    assert_eq!(bodies(&first), numbered(1..2), "it is checked again");
     let queue = "lookagain.wait.billing.256s";
     until("its consumer to be gone", async || consumers(&channel, queue).await == 0).await;
-    assert!(depth(&channel, queue).await >= SINCE - 32, "a few come home in vain");
+    assert!(depth(&channel, queue).await >= SINCE - 32, "a few come home without use");
     assert!(amqp.shutdown(LONG).await);
 }
 
@@ -399,7 +399,7 @@ async fn jobs_that_wait_for_a_limit_come_home_in_order_when_asked_for() {
     let mut bodies = bodies(&home);
     bodies.sort_by_key(|body| body.parse::<u32>().unwrap());
     assert_eq!(bodies, numbered(0..JOBS));
-    // One that comes back in vain waits anew, in full.
+    // One that comes back for nothing waits again, in full.
     let mut home = home.into_iter();
     park(home.next().unwrap(), limited(wait)).await;
     home.for_each(ack);

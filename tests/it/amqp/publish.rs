@@ -36,7 +36,7 @@ async fn thousands_of_publishes_wait_for_no_other() {
     }
 }
 
-/// Each caller gets the confirm of its own message, whatever the others do meanwhile.
+/// Each caller gets the confirm of its own message, for anything that the others do meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn confirms_are_not_mixed_up() {
     let rabbit = shared().await;

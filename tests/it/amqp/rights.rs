@@ -93,7 +93,7 @@ async fn the_rights_that_are_documented_are_enough_for_the_daemon() {
     let findings = within("the check", check_online(&declaring)).await;
     assert_eq!((findings.errors, findings.warnings), (vec![], vec![]));
 
-    // Names of others are out of reach, except by way of the default exchange.
+    // Names of others are out of reach, except through the default exchange.
     let elsewhere = Options { prefix: unique("elsewhere"), ..declaring.clone() };
     let error = within("the refusal", Amqp::publishing(elsewhere)).await.unwrap_err();
     assert!(error.is_unauthorized(), "{error}");

@@ -154,7 +154,7 @@ async fn grow(amqp: &Amqp, options: &Options, source: &mut AmqpSource) {
     }
 }
 
-/// Acks what is held and all that comes, until so many jobs were seen, each once.
+/// Acks what is held and all that comes, until this many jobs were seen, each once.
 async fn ack_all(source: &mut AmqpSource, held: Vec<Delivery>, count: usize) {
     let mut seen = bodies(&held);
     held.into_iter().for_each(ack);
@@ -183,7 +183,7 @@ async fn jobs_without_room_are_given_back_and_come_when_there_is_some() {
     let held = take(&mut source, 4).await;
     ready(16).await;
     assert!(source.is_full() && source.most_at_once(4) == 4, "bytes bound it, not places");
-    // While nothing has room nothing is consumed, a pause is answered, and whoever resumes gets no more.
+    // While nothing has room nothing is consumed, a pause is answered, and a resume gets no more.
     within("the pause", source.pause()).await;
     source.resume();
     ack_all(&mut source, held, 20).await;
@@ -197,7 +197,7 @@ async fn jobs_without_room_are_given_back_and_come_when_there_is_some() {
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
 }
 
-/// After a long job the window is of a few, and many short ones are held that cannot go: others come all the same.
+/// After a long job the window is of a few, and many short ones are held that cannot go: others still come.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_jobs_come_behind_a_long_one_while_many_are_held() {
     let rabbit = shared().await;

@@ -95,14 +95,14 @@ fn limits_that_cannot_hold_beside_those_of_lanes() {
         "a limit of downstream `a`, where lanes.by is set: there a job costs every limit the same; remove `cost`, or lanes.by",
     ];
     let same = "{ rate = '9/s', name = 'x' }, { rate = '9/s', name = 'x' }";
-    let dear = "{ rate = '9/s', cost = 'header:tokens' }";
+    let costly = "{ rate = '9/s', cost = 'header:tokens' }";
     for (plan, keys, at, problem) in [
         ("", format!("limits = [{same}]"), "downstreams.a.limits[1].name", twice),
         ("", format!("lanes.limits = [{same}]"), "downstreams.a.lanes.limits[1].name", twice),
         (&*format!("plans.free.limits = [{same}]"), String::new(), "plans.free.limits[1].name", twice),
-        ("", format!("limits = [{dear}]"), "downstreams.a.limits[0].cost", cost),
-        ("", format!("lanes.limits = [{dear}]"), "downstreams.a.lanes.limits[0].cost", cost),
-        (&*format!("plans.free.limits = [{dear}]"), String::new(), "plans.free.limits[0].cost", cost),
+        ("", format!("limits = [{costly}]"), "downstreams.a.limits[0].cost", cost),
+        ("", format!("lanes.limits = [{costly}]"), "downstreams.a.lanes.limits[0].cost", cost),
+        (&*format!("plans.free.limits = [{costly}]"), String::new(), "plans.free.limits[0].cost", cost),
     ] {
         let lines = problems(plan, &keys);
         assert!(lines.len() == 1 && lines[0].ends_with(&format!(": {at}: {problem}")), "{keys}: {lines:?}");

@@ -7,7 +7,7 @@ use crate::support::daemon::binary;
 
 use super::*;
 
-/// A command has one letter at hand at a time, so that the window of replicas does not matter.
+/// A command has one letter at a time, so that the window of replicas does not matter.
 const COMMAND: &[Window] = &[Window::One];
 
 /// Runs `paced dead`, which ends at the point.

@@ -47,7 +47,7 @@ async fn a_base_url_and_a_proxy_that_are_replaced_lose_no_job() {
     replica.wait_line("secrets read again", LONG).await;
     site.publish(Job::many("b", EACH)).await;
     let is_asked = |name: &str| asked(&old_proxy).iter().any(|(last, _)| last == name);
-    eventually("a request goes by the new base URL", LONG, || is_asked("new")).await;
+    eventually("a request uses the new base URL", LONG, || is_asked("new")).await;
     fs::write(path("proxy"), login(&new_proxy, "me:new")).unwrap();
     replica.signal(Signal::HUP);
     replica.wait_line("configuration reloaded", LONG).await;
@@ -57,7 +57,7 @@ async fn a_base_url_and_a_proxy_that_are_replaced_lose_no_job() {
     finished(&site, &replica, 3 * EACH, || ids().len()).await;
 
     assert_eq!(arrivals().len(), 3 * EACH, "none is doubled");
-    assert_eq!(site.api.count(), 0, "no request goes by no proxy");
+    assert_eq!(site.api.count(), 0, "no request goes without the proxy");
     let with = |name: &str, login: &str| (name.to_owned(), Some(login.to_owned()));
     assert_eq!(asked(&old_proxy), BTreeSet::from([with("old", OLD), with("new", OLD)]));
     assert_eq!(asked(&new_proxy), BTreeSet::from([with("new", NEW)]));

@@ -19,7 +19,7 @@ async fn get(replica: &AdminReplica, page: &str) -> (u16, String) {
     (reply.status, reply.text)
 }
 
-/// Asserts that it is alive, whatever it is not ready for.
+/// Asserts that it is alive, even if it is not ready.
 async fn assert_alive(replica: &AdminReplica) {
     assert_eq!(get(replica, "/livez").await, (200, "ok\n".to_owned()));
 }

@@ -30,7 +30,7 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// Asserts that no two slots are closer than the interval, whichever servers granted them.
+    /// Asserts that no two slots are closer than the interval, also if different servers granted them.
     #[track_caller]
     fn assert_paced(&self) {
         let mut slots = self.slots.clone();

@@ -246,7 +246,7 @@ async fn a_full_call_that_finds_no_room_is_not_much_longer_than_one_in_a_fixed_w
     let window = vec![Limit::fixed_window("window", 1_000_000, SECOND).unwrap()];
     let least = full_call(&redis, window, BUCKETS).await;
     let clock = Arc::new(ManualClock::new(TODAY));
-    let (store, name) = (store(&redis).await.with_test_clock(clock), unique("dear"));
+    let (store, name) = (store(&redis).await.with_test_clock(clock), unique("costly"));
     let scope = Scope { downstream: &name, key: "" };
     let pace = || Limit::leaky_bucket("pace", "100/s".parse().unwrap(), 1).unwrap();
     let lane =

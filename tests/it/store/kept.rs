@@ -96,7 +96,7 @@ fn store(redis: &Redis, clock: &Arc<ManualClock>) -> RedisStore {
     store.with_test_clock(Arc::clone(clock) as _)
 }
 
-/// Slots of one limit, so many as may be.
+/// Slots of one limit, as many as possible.
 async fn slots(store: &RedisStore, (limit, key): &(Limit, &str), jobs: usize) -> Vec<i64> {
     let set = LimitSet::new(vec![limit.clone()]).unwrap();
     let scope = Scope { downstream: "billing", key };

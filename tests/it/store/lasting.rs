@@ -21,7 +21,7 @@ const KILLS: usize = 20;
 /// The time between two slots at 200/s, in µs.
 const APART: i64 = 5000;
 
-/// Runs a program with the pace of this file, kills it once it has printed so many slots, and returns all that it has printed.
+/// Runs a program with the pace of this file, kills it once it has printed this many slots, and returns all that it has printed.
 async fn run_and_kill(path: &Path, lines: usize) -> Vec<i64> {
     let mut command = example("embed");
     command.arg(format!("file:{}", path.display())).args(["1000000", "200/s"]).stdout(Stdio::piped());
@@ -39,7 +39,7 @@ async fn run_and_kill(path: &Path, lines: usize) -> Vec<i64> {
     slots
 }
 
-/// Whatever a kill interrupts, all slots of all runs are at least an interval apart.
+/// All slots of all runs are at least an interval apart, for a kill at any point.
 #[tokio::test]
 async fn no_kill_of_a_program_adds_a_slot() {
     let folder = tempfile::tempdir().unwrap();

@@ -84,7 +84,7 @@ async fn a_note_outlives_its_pause_by_a_day_and_no_loss() {
         assert!((expected - 600_000..=expected + 1).contains(&left), "{span:?}: {left} ms");
     }
     let resumed = update(Change::Resume).await.status.pause.version;
-    assert_eq!(ttl(redis, &key("note")).await, -2, "whoever resumes ends it");
+    assert_eq!(ttl(redis, &key("note")).await, -2, "a resume ends it");
 
     // A text that another version of paced, or a stranger, has left there is no note on this pause.
     let version = update(pause(None, NOTE)).await.status.pause.version;

@@ -1,5 +1,5 @@
-//! The GCRA family in Redis, which has scripts of its own: over random timelines they answer as the reference does,
-//! whichever of them decides.
+//! The GCRA family in Redis, which has scripts of its own: over random timelines each of them answers as the
+//! reference does.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -172,7 +172,7 @@ async fn a_worker_recalls_what_the_store_forgot() {
     let recall = Recall { version, generation: 2, terms: Some("second"), ..Recall::default() };
     let recalled = one.update_record("billing", Change::Recall(recall)).await.unwrap();
     assert_eq!((recalled.status, recalled.terms), (paused.status, paused.terms));
-    // A change after a loss stands, whoever recalls the record from before it.
+    // A change after a loss stands, also when a worker recalls the record from before it.
     redis.command(&["FLUSHALL"]).await.unwrap();
     let resumed = two.update_record("billing", Change::Resume).await.unwrap().status;
     let recalled = one.update_record("billing", Change::Recall(recall)).await.unwrap();

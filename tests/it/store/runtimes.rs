@@ -1,4 +1,4 @@
-//! Shapers and limiters on a real Redis, whatever runtimes their callers are on.
+//! Shapers and limiters on a real Redis, for callers on any runtime.
 
 use std::sync::Arc;
 use std::thread;

@@ -213,7 +213,7 @@ async fn the_keys_expire_with_the_last_tombstone() {
     let cut = "local r = redis.call('GET', KEYS[1]) return redis.call('SET', KEYS[1], r:sub(1, 160))";
     redis.command(&["EVAL", cut, "1", "paced:{billing}:record"]).await.unwrap();
     let record = store.read_record("billing").await.unwrap();
-    assert_eq!(record.status.tombstones, 0, "it is read all the same");
+    assert_eq!(record.status.tombstones, 0, "it is still read");
 }
 
 /// Redis does nothing else meanwhile, so no call may do more work, however many tombstones there are.

@@ -56,7 +56,7 @@ async fn the_end_of_each_certificate_is_exported_and_logged() {
     until("the metric", LONG, async || ends(&paced).await == [PAST; 3]).await;
     files.ours.issue(&["paced"]).put(files.folder.path(), "late");
     until("the metric", LONG, async || ends(&paced).await == [PAST, PAST, FAR]).await;
-    // Equal files are read once, whoever names them.
+    // Equal files are read once, for all settings that name them.
     eventually("both were read", LONG, || count("certificates read again") == 2).await;
     assert_eq!(count("the certificate in cert_file"), 1);
     paced.term();

@@ -13,7 +13,7 @@ use crate::support::site::{NAME, compare};
 use crate::support::tls::Front;
 use crate::support::{LONG, eventually, unique};
 
-/// The server trusts whoever is called so in the test.
+/// A server that shows a certificate of `shown`, and trusts the clients of `trusted`.
 fn front_config(shown: &Authority, trusted: &Authority) -> Arc<rustls::ServerConfig> {
     shown.issue(&["localhost"]).server(Some(trusted), ALL_VERSIONS)
 }

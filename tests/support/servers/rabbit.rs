@@ -214,7 +214,7 @@ impl Rabbit {
         .await;
     }
 
-    /// Has a user have so many connections at most.
+    /// Limits a user to this many connections.
     pub async fn bound_connections(&self, user: &str, most: u32) {
         let (call, limit) =
             ("rabbit_auth_backend_internal:set_user_limits", format!(r#"{{\"max-connections\":{most}}}"#));

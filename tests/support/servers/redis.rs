@@ -115,7 +115,7 @@ impl Redis {
     }
 
     /// A server that a shell starts with these words before its command. It never waits for the disk: what it has
-    /// written survives a kill all the same, since only the machine's own end loses pages that are not on disk yet.
+    /// written still survives a kill, since only the machine's own end loses pages that are not on disk yet.
     fn after(
         options: &str,
         words: impl FnOnce(&Guardian) -> Result<String, String>,
