@@ -81,11 +81,11 @@ impl BoundedLog {
     async fn summarize_later(log: Weak<Self>) {
         tokio::time::sleep(SUMMARY).await;
         if let Some(log) = log.upgrade() {
-            log.tell();
+            log.write();
         }
     }
 
-    fn tell(&self) {
+    fn write(&self) {
         let summary = lock(&self.budget).take();
         if let Some(summary) = summary {
             (self.summarize)(summary);
@@ -95,7 +95,7 @@ impl BoundedLog {
 
 impl Drop for BoundedLog {
     fn drop(&mut self) {
-        self.tell();
+        self.write();
     }
 }
 

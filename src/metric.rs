@@ -126,7 +126,7 @@ pub const ORPHANS: Metric = gauge(
     "paced_orphans",
     "Downstreams that no replica has served for 30 s, and whose queues still take jobs. Replicas see the same ones: take the maximum, not the sum.",
 );
-/// Replicas that have ceased to tell of themselves.
+/// Replicas that have ceased to report themselves.
 pub const SILENT_REPLICAS: Metric = gauge(
     "paced_silent_replicas",
     "Other replicas that have been silent for 20 s, and that did not end in order; each is counted for a quarter of an hour at most. Each replica counts for itself: take the maximum, not the sum.",

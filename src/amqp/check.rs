@@ -75,7 +75,7 @@ pub enum Warning {
     OtherArguments {
         /// The queue.
         queue: String,
-        /// What the broker said, which names the first argument that differs.
+        /// The broker's text, which names the first argument that differs.
         detail: String,
         /// How it gets the same bounds by a policy.
         way: String,
@@ -88,7 +88,7 @@ pub enum Warning {
     MayNotLook {
         /// The exchange or queue.
         name: String,
-        /// What the broker said.
+        /// The broker's text.
         detail: String,
     },
     /// The user may not write to the default exchange.
@@ -97,7 +97,7 @@ pub enum Warning {
          fail for good stay unacked, and replies are given up"
     )]
     MayNotPublish {
-        /// What the broker said.
+        /// The broker's text.
         detail: String,
     },
     /// Jobs cannot be parked, since something for that is missing that `run` does not declare.

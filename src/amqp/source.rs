@@ -141,13 +141,13 @@ pub(super) fn open(
 ) -> ([Subscriber; 2], AmqpSource) {
     let (sender, arrivals) = mpsc::unbounded_channel();
     let wanted = settlement.downstream.prefetch;
-    let (tell, window) = watch::channel(wanted.max(1));
+    let (windows, window) = watch::channel(wanted.max(1));
     let idle = [watch::channel(true), watch::channel(true)];
     let is_idle = idle.each_ref().map(|(_, is_idle)| is_idle.clone());
     let size = Arc::<AtomicU64>::default();
     let source = AmqpSource {
         arrivals,
-        window: tell,
+        window: windows,
         wanted,
         is_paused: false,
         idle: is_idle,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Millis;
 
-/// The replicas that tell of themselves, and those that have ceased to.
+/// The replicas that report themselves, and those that have ceased to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fleet {
     /// All replicas.

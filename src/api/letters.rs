@@ -185,13 +185,13 @@ mod body {
     #[serde(deny_unknown_fields)]
     pub(super) struct Options {
         pub(super) limit: Option<u32>,
-        #[serde(default, deserialize_with = "said")]
+        #[serde(default, deserialize_with = "present")]
         pub(super) reason: Option<Option<String>>,
-        #[serde(default, deserialize_with = "said")]
+        #[serde(default, deserialize_with = "present")]
         pub(super) status: Option<Option<u16>>,
-        #[serde(default, deserialize_with = "said")]
+        #[serde(default, deserialize_with = "present")]
         pub(super) id: Option<Option<String>>,
-        #[serde(default, deserialize_with = "said")]
+        #[serde(default, deserialize_with = "present")]
         pub(super) key: Option<Option<String>>,
         pub(super) rate: Option<String>,
         pub(super) audit: Option<String>,
@@ -202,7 +202,9 @@ mod body {
     }
 
     /// A field that is there, also where it is null.
-    fn said<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+    fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+        from: D,
+    ) -> Result<Option<Option<T>>, D::Error> {
         Option::deserialize(from).map(Some)
     }
 }

@@ -23,7 +23,7 @@ pub(super) trait Refresh: Send + Sync {
     /// Reads the files again if one has changed; the result is logged. It may take as long as the file system takes.
     fn refresh(self: Arc<Self>) -> BoxFuture<'static, ()>;
 
-    /// Whether they cannot be used, so that what was read before stays in use; the log has said so.
+    /// Whether they cannot be used, so that what was read before stays in use; the log has a line for that.
     fn is_failing(&self) -> bool;
 }
 

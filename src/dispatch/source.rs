@@ -61,7 +61,7 @@ pub trait Source: Send + 'static {
     }
 
     /// Brings back jobs before their time that are parked for a limit ([`ParkReason::Limit`]), since that has changed: those
-    /// that were not parked under these versions of it ([`Stay::versions`]), as far as the source can tell. Returns at once.
+    /// that were not parked under these versions of it ([`Stay::versions`]), as far as the source knows. Returns at once.
     ///
     /// A source that cannot do so ignores it.
     fn unpark(&self, versions: Option<String>) {

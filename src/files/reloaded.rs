@@ -104,7 +104,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Arc::clone(&lock(&self.in_use).value)
     }
 
-    /// Whether the files cannot be used, so that what was read before stays in use; the log has said so.
+    /// Whether the files cannot be used, so that what was read before stays in use; the log has a line for that.
     pub fn is_failing(&self) -> bool {
         lock(&self.in_use).is_failing
     }

@@ -4,7 +4,7 @@ use crate::limit::LimitSet;
 use crate::store::MemoryStore;
 use crate::time::{Clock, Micros, SystemClock};
 
-/// The releases that outcomes tell of: their slots, and what each job cost.
+/// The releases that outcomes report: their slots, and what each job cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Releases(Vec<(Micros, u32)>);
 

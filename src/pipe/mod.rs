@@ -116,7 +116,7 @@ impl Notify {
         Self(Arc::new(take))
     }
 
-    fn tell(&self, notice: &Notice) {
+    fn report(&self, notice: &Notice) {
         (self.0)(notice);
     }
 }

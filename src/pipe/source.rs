@@ -193,7 +193,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
             }
             Err(error) => {
                 self.shared.progress.lost();
-                self.shared.notify.tell(&Notice::Lost { line, error });
+                self.shared.notify.report(&Notice::Lost { line, error });
                 None
             }
         }
@@ -224,7 +224,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
 
     fn unreadable(&self, error: io::Error) {
         self.shared.progress.unreadable();
-        self.shared.notify.tell(&Notice::Unreadable { line: self.records.line(), error });
+        self.shared.notify.report(&Notice::Unreadable { line: self.records.line(), error });
     }
 
     /// The message of an entry, if it is to be sent.
@@ -233,7 +233,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
             Ok(message) => message,
             Err(error) => {
                 self.shared.progress.skipped();
-                self.shared.notify.tell(&Notice::Skipped { line, error });
+                self.shared.notify.report(&Notice::Skipped { line, error });
                 return Ok(None);
             }
         };
@@ -252,7 +252,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
 
     fn refuse(&self, mismatch: Mismatch) {
         self.shared.progress.mismatched();
-        self.shared.notify.tell(&Notice::Mismatch(mismatch));
+        self.shared.notify.report(&Notice::Mismatch(mismatch));
     }
 
     fn deliver(&self, Ready { line, mut message, stay }: Ready, place: Place) -> Delivery {
@@ -357,7 +357,7 @@ impl Ticket for InputTicket {
         Box::pin(async move {
             let DeadLetter { reason, detail, report, .. } = letter;
             let id = shown(self.id.as_bytes(), 255);
-            self.shared.notify.tell(&Notice::Failed { line: self.line, id, reason, detail });
+            self.shared.notify.report(&Notice::Failed { line: self.line, id, reason, detail });
             self.settle(Ending::Failed(reason), report);
             None
         })

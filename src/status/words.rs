@@ -121,7 +121,7 @@ mod tests {
 
     const NOW: Millis = 1_764_000_000_000;
 
-    fn said(reason: &str, until: Option<Millis>, change: impl FnOnce(&mut Downstream)) -> String {
+    fn words_of(reason: &str, until: Option<Millis>, change: impl FnOnce(&mut Downstream)) -> String {
         let binding = Binding {
             reason: reason.to_owned(),
             limit: Some("quota-1".to_owned()),
@@ -139,15 +139,15 @@ mod tests {
             let rate = "10000/d".to_owned();
             downstream.terms.limits.push(Limit { name: "quota-1".to_owned(), rate, ..Limit::default() });
         };
-        assert_eq!(said("limit", Some(NOW + 100), limit), "the limit quota-1 (10000/d)");
+        assert_eq!(words_of("limit", Some(NOW + 100), limit), "the limit quota-1 (10000/d)");
         assert_eq!(
-            said("limit", Some(NOW + 60_000), limit),
+            words_of("limit", Some(NOW + 60_000), limit),
             "the limit quota-1 (10000/d) is used up until 2025-11-24T16:01:00Z"
         );
-        assert_eq!(said("idle", None, |_| ()), "nothing to do");
-        let parked = said("idle", None, |downstream| downstream.queues.parked = Some(3));
+        assert_eq!(words_of("idle", None, |_| ()), "nothing to do");
+        let parked = words_of("idle", None, |downstream| downstream.queues.parked = Some(3));
         assert_eq!(parked, "no job may be released yet: 3 parked in the broker");
-        let limited = said("idle", None, |downstream| {
+        let limited = words_of("idle", None, |downstream| {
             (downstream.queues.parked, downstream.queues.parked_for_limits) = (Some(20), Some(18));
         });
         assert_eq!(
@@ -155,7 +155,7 @@ mod tests {
             "no job may be released yet: 20 parked in the broker, 18 of these for a limit or a pause"
         );
         let by = |first| ParkedBy { first, ..ParkedBy::default() };
-        let later = said("idle", None, |downstream| {
+        let later = words_of("idle", None, |downstream| {
             downstream.queues.parked = Some(3);
             downstream.queues.parked_by = vec![by(NOW + 7_200_000), by(NOW + 3_600_000)];
         });
@@ -163,7 +163,7 @@ mod tests {
             later,
             "no job may be released yet: 3 parked in the broker; the first are due before 2025-11-24T17:00:00Z"
         );
-        let due = said("idle", None, |downstream| {
+        let due = words_of("idle", None, |downstream| {
             (downstream.queues.parked, downstream.queues.parked_by) = (Some(3), vec![by(NOW)]);
         });
         assert_eq!(due, parked, "they are on their way");
@@ -171,10 +171,13 @@ mod tests {
             let (by, reason) = (Some("127.0.0.1:1".to_owned()), Some("maintenance".to_owned()));
             downstream.terms.pause = Some(Pause { by, reason, ..Pause::default() });
         };
-        assert_eq!(said("paused", None, pause), "paused by 127.0.0.1:1 until somebody resumes: maintenance");
-        assert_eq!(said("paused", Some(NOW + 1000), |_| ()), "paused until 2025-11-24T16:00:01Z");
-        assert_eq!(said("throttled", Some(NOW - 1), |_| ()), "the API throttles");
-        assert_eq!(said(RESUMING, None, |_| ()), "resumed; the replicas continue in a moment");
-        assert_eq!(said("unheard-of", None, |_| ()), "unheard-of", "of a later version");
+        assert_eq!(
+            words_of("paused", None, pause),
+            "paused by 127.0.0.1:1 until somebody resumes: maintenance"
+        );
+        assert_eq!(words_of("paused", Some(NOW + 1000), |_| ()), "paused until 2025-11-24T16:00:01Z");
+        assert_eq!(words_of("throttled", Some(NOW - 1), |_| ()), "the API throttles");
+        assert_eq!(words_of(RESUMING, None, |_| ()), "resumed; the replicas continue in a moment");
+        assert_eq!(words_of("unheard-of", None, |_| ()), "unheard-of", "of a later version");
     }
 }

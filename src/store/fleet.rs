@@ -1,4 +1,4 @@
-//! What replicas tell each other through the store: summaries of themselves, how many jobs are parked, and the last
+//! What replicas report to each other through the store: summaries of themselves, how many jobs are parked, and the last
 //! changes by operators.
 
 use std::time::Duration;

@@ -27,7 +27,7 @@ pub struct Tombstone {
     /// The end of the tombstone on the store's clock. Of several for one id the latest counts, so each change moves it
     /// to a later instant.
     pub until: Micros,
-    /// Whether it was undone: the job may be sent. It is kept until it ends, so that no replica that has not heard of
+    /// Whether it was undone: the job may be sent. It is kept until it ends, so that no replica that does not know
     /// it restores the tombstone after a loss of the store.
     pub is_undone: bool,
 }

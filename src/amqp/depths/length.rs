@@ -170,14 +170,14 @@ mod tests {
         let (mut length, start) = (Length::new(1), Instant::now());
         let mut now = start;
         assert!(length.is_due(now));
-        let mut said = 0;
+        let mut first_failures = 0;
         for wait in [5, 10, 20, 40, 80, 160, 300, 300] {
-            said += u32::from(length.failed(now));
+            first_failures += u32::from(length.failed(now));
             let next = now + Duration::from_secs(wait);
             assert!(!length.is_due(next - Duration::from_millis(1)) && length.is_due(next), "{wait} s");
             now = next;
         }
-        assert_eq!((said, length.get()), (1, None));
+        assert_eq!((first_failures, length.get()), (1, None));
         length.found(2);
         assert!(length.is_due(now));
         length.missing(now);

@@ -88,8 +88,8 @@ impl Bench {
     fn validate(&self, text: &str) -> Vec<String> {
         let table: toml::Table = toml::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
         let instance = serde_json::to_value(table).unwrap();
-        let said = |error: jsonschema::ValidationError<'_>| format!("{}: {error}", error.instance_path());
-        self.validator.iter_errors(&instance).map(said).collect()
+        let shown = |error: jsonschema::ValidationError<'_>| format!("{}: {error}", error.instance_path());
+        self.validator.iter_errors(&instance).map(shown).collect()
     }
 
     /// The properties of a limit.

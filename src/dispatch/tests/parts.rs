@@ -92,7 +92,7 @@ struct Still {
 impl Bench {
     pub(super) fn new(rate: &str, takes: Duration) -> Self {
         let limit = Limit::leaky_bucket("leaky-bucket-0", rate.parse().unwrap(), 1).unwrap();
-        let (tell, messages) = mpsc::unbounded_channel();
+        let (sender, messages) = mpsc::unbounded_channel();
         let (windows, pauses, full) = (Arc::default(), Arc::default(), watch::Sender::new(false));
         let (parking, most_at_once) = (SourceParking::default(), Arc::new(AtomicUsize::new(usize::MAX)));
         Self {
@@ -127,7 +127,7 @@ impl Bench {
                 parking: ScriptedParking::default(),
             },
             source: SourceEnd {
-                messages: tell,
+                messages: sender,
                 source: Some(ScriptedSource {
                     messages,
                     window: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),

@@ -80,7 +80,7 @@ async fn a_pause_that_one_is_asked_for_stops_all_and_ends_without_a_burst() {
 /// The requested pause is a span of real time, also if the store's clock steps meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_step_of_the_stores_clock_makes_no_pause_shorter() {
-    // No call was made in between, so the store cannot tell a step back from time that passed.
+    // No call was made in between, so the store cannot distinguish a step back from time that passed.
     for (step, longer) in [(2_000_000, 0), (-2_000_000, 2000), (3_600_000_000, 0)] {
         let clock = Arc::new(SteppingClock::new());
         let store = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as _));

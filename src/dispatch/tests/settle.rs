@@ -72,7 +72,7 @@ async fn a_dead_letter_has_the_answer_that_its_job_died_of() {
         ("worn", Some(503), "third"),
         ("silent", None, ""),
         ("final", Some(404), "no such thing"),
-        // The status of a success does not tell of a death, but the body does.
+        // The status of a success does not show the death, but the body does.
         ("throttled", None, "not now"),
     ];
     jobs.iter().for_each(|(id, ..)| bench.publish(message(id)));

@@ -155,7 +155,7 @@ async fn a_rate_that_is_set_for_a_while_ends_by_itself() {
     let (fast, slow) = (between(&all, 1300, 3800), between(&all, 4300, 6800));
     assert!((248..=252).contains(&fast), "{fast} in 2.5 s of 100/s");
     assert!((49..=51).contains(&slow), "{slow} in 2.5 s of 20/s");
-    assert!(in_force(&benches[0]).await.overrides().is_empty(), "it is said to all that it is over");
+    assert!(in_force(&benches[0]).await.overrides().is_empty(), "all learn that it is over");
     assert_eq!(look(&benches[0]).await.status.generation, 3, "once");
     // The second override is unset before its end.
     set(&benches[0], Some("100/s"), Some(60 * SECOND)).await;

@@ -201,7 +201,7 @@ mod tests {
         let start = Instant::now();
         let mut calls = RecordCalls::new(start);
         assert_eq!(calls.read_due(false, false), None, "nobody waits");
-        assert_eq!(calls.read_due(true, true), None, "the answers about slots tell");
+        assert_eq!(calls.read_due(true, true), None, "the answers about slots show it");
         assert_eq!(calls.read_due(false, true), Some(start + READ_EVERY));
         calls.on_answer(start + 500 * MS);
         assert_eq!(calls.read_due(false, true), Some(start + 500 * MS + READ_EVERY));

@@ -142,7 +142,7 @@ async fn what_the_store_forgot_is_recalled_until_it_knows() {
     bench.fail(Some(away));
     shaper.core.refresh(Instant::now() + TWO).await;
     settle().await;
-    assert_eq!(status().await.pause, Pause::default(), "nobody could tell it");
+    assert_eq!(status().await.pause, Pause::default(), "no report reached it");
     bench.fail(None);
     shaper.peek("any").await.unwrap();
     settle().await;

@@ -1,5 +1,5 @@
-//! The calls by which replicas tell each other of themselves, of the downstreams that they serve, of parked jobs
-//! and of changes by operators.
+//! The calls by which replicas report to each other: themselves, the downstreams that they serve, parked jobs,
+//! and changes by operators.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Why a handshake failed, in words that tell what to do.
+//! Why a handshake failed, in words that say what to do.
 
 use std::error::Error;
 use std::io;

@@ -1,4 +1,4 @@
-//! A connection over TLS, whose errors tell what to do.
+//! A connection over TLS, whose errors say what to do.
 
 use std::io;
 use std::pin::Pin;
@@ -68,7 +68,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// The same error, in words that tell what to do, if it is one of TLS.
+    /// The same error, in words that say what to do, if it is one of TLS.
     fn explain(&self, error: io::Error) -> io::Error {
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
         match inner {
@@ -94,7 +94,7 @@ impl<S> Stream<S> {
         Self { inner, peer, late: Vec::new(), failed: None }
     }
 
-    /// The same error, in words that tell what to do.
+    /// The same error, in words that say what to do.
     fn explain(&self, error: io::Error) -> io::Error {
         let (transport, session) = self.inner.get_ref();
         // Before TLS 1.3 the server accepts the client within the handshake. Later it has done so once it sends anything.

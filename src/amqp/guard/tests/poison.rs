@@ -35,12 +35,12 @@ fn one_bad_header_costs_no_other_and_no_id() {
         ),
         (entry(b"odd", &long(b'A', b"z")), "the header `odd` has a value of the unknown type 0x7a"),
     ];
-    for (bad, said) in cases {
+    for (bad, detail) in cases {
         let (properties, mark) = rebuilt(&one_bad(&bad));
-        assert_eq!(mark, said);
-        assert_eq!(properties.message_id().as_ref().map(|id| id.as_str()), Some("id-1"), "{said}");
+        assert_eq!(mark, detail);
+        assert_eq!(properties.message_id().as_ref().map(|id| id.as_str()), Some("id-1"), "{detail}");
         let names: Vec<_> = headers(&properties).into_iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["before", "paced-lane"], "{said}");
+        assert_eq!(names, ["before", "paced-lane"], "{detail}");
         assert_eq!(headers(&properties).inner()["paced-lane"], text("acme"));
     }
 }

@@ -24,7 +24,7 @@ impl Worker {
 
     pub(super) fn tried_connection(&mut self, tried: Result<(), String>) {
         if let Err(detail) = &tried {
-            // The log has said that it fails, and why, and repeats it each minute.
+            // The log has a line that it fails, and why, and repeats it each minute.
             tracing::debug!(
                 downstream = self.context.downstream,
                 detail,
@@ -63,7 +63,7 @@ impl Worker {
         match read {
             Ok(true) => tracing::info!(downstream, "the secrets were read again and have changed"),
             Ok(false) => tracing::debug!(downstream, "the secrets were read again and are the same"),
-            // There is a trial every few seconds, and the log needs to tell only what is new.
+            // There is a trial every few seconds, and the log needs only what is new.
             Err(error) if trouble.note(error.clone()) => {
                 tracing::error!(downstream, error, "the secrets could not be read again");
             }
