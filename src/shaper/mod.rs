@@ -13,6 +13,7 @@ mod known;
 mod limiter;
 mod line;
 mod message;
+mod pauses;
 mod queue;
 mod rates;
 mod reservation;
@@ -29,7 +30,7 @@ use self::core::Core;
 use crate::home;
 use crate::limit::{Costs, LimitSet};
 use crate::pace::LaneId;
-use crate::store::{Change, LONGEST_PAUSE, Reserve, Stamp, StoreError};
+use crate::store::{Reserve, StoreError};
 pub use builder::{BuildError, ShaperBuilder};
 use cost::Cost;
 pub use error::{CheckError, ReserveError};
@@ -252,30 +253,6 @@ impl Shaper {
         let reserved = reserved.await?;
         self.core.forward_answer(sent, reserved.stamp).await;
         Ok(reserved.next.since(reserved.stamp.now))
-    }
-
-    /// Pauses the downstream for `span` from now, for every worker on it, the daemon included. It is meant for a
-    /// downstream that asks for a pause ([`retry_after`](crate::retry_after)). Of several pauses the latest end counts.
-    ///
-    /// Slots before its end are missed ([`Reservation::is_missed`]); [`Shaper::acquire`] gives them up and waits for
-    /// others. After the pause, work continues at the pace of its limits, without a burst. Other processes are notified
-    /// at once if the store can do so (Redis: pub/sub), and see the pause with their next call at the latest.
-    ///
-    /// Cancel safe: the pause is made, or not.
-    ///
-    /// # Errors
-    /// [`StoreError`] when the store did not do it. Nothing is paused then, and the call may be repeated.
-    pub async fn penalize(&self, span: Duration) -> Result<(), StoreError> {
-        if !span.is_zero() {
-            let span = span.clamp(Duration::from_micros(1), LONGEST_PAUSE);
-            let (core, sent) = (Arc::clone(&self.core), Instant::now());
-            let change =
-                async move { core.store.update_record(&core.given.downstream, Change::Penalize(span)).await };
-            let record = self.core.call(change).await?;
-            let stamp = Stamp { now: record.now, epoch: record.epoch, status: record.status };
-            self.core.forward_answer(sent, stamp).await;
-        }
-        Ok(())
     }
 
     /// Forgets what was taken under `key` (without [`ShaperBuilder::per_key`]: by all keys), so

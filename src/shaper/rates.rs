@@ -8,9 +8,10 @@ use tokio::time::Instant;
 use super::Shaper;
 use crate::rate::Amount;
 use crate::store::Stamp;
-use crate::terms::{self, ChangeError, Override, Replica, TermsError};
+use crate::terms::{self, ChangeError, Override, Replica, Terms, TermsError};
+use crate::time::Micros;
 
-/// The reason why a rate was not set.
+/// The reason why a rate was not set, or not unset.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct SetRateError(#[from] ChangeError);
@@ -33,7 +34,7 @@ impl Shaper {
     /// # Errors
     /// [`SetRateError`] when the rate is invalid for the limit, or the store did not do it.
     pub async fn set_rate(&self, rate: Amount, span: Option<Duration>) -> Result<(), SetRateError> {
-        self.change(|terms, set| terms.set_rate(None, set).map(drop), (rate, span)).await
+        self.set(None, rate, span).await
     }
 
     /// Sets the rate of the limit of this name, as [`Shaper::set_rate`] does.
@@ -48,24 +49,55 @@ impl Shaper {
         rate: Amount,
         span: Option<Duration>,
     ) -> Result<(), SetRateError> {
+        self.set(Some(limit.to_owned()), rate, span).await
+    }
+
+    /// Ends the rate that [`Shaper::set_rate`] or `paced rate set` has set, for all processes that work on the
+    /// downstream: the rate of the configuration counts again. Without such a rate nothing changes.
+    ///
+    /// Cancel safe: the rate is unset, or not.
+    ///
+    /// # Errors
+    /// [`SetRateError`] when the downstream has several limits, and none is the builder's own rate, or when the store did
+    /// not do it.
+    pub async fn unset_rate(&self) -> Result<(), SetRateError> {
+        self.change(|terms, _| terms.unset_rate(None).map(drop)).await
+    }
+
+    /// Ends the rate of the limit of this name, as [`Shaper::unset_rate`] does.
+    ///
+    /// Cancel safe, as [`Shaper::unset_rate`] is.
+    ///
+    /// # Errors
+    /// [`SetRateError`] when there is neither a limit nor a rate of this name, or the store did not do it.
+    pub async fn unset_rate_of(&self, limit: &str) -> Result<(), SetRateError> {
         let limit = limit.to_owned();
-        self.change(move |terms, set| terms.set_rate(Some(&limit), set).map(drop), (rate, span)).await
+        self.change(move |terms, _| terms.unset_rate(Some(&limit)).map(drop)).await
+    }
+
+    async fn set(
+        &self,
+        limit: Option<String>,
+        rate: Amount,
+        span: Option<Duration>,
+    ) -> Result<(), SetRateError> {
+        let set = move |terms: &mut Terms, now: Micros| {
+            let until = span.map(|span| now.plus(span));
+            let by = Some(Replica::of_this_process().to_string());
+            let set = Override { rate, until, reason: None, by, set_at: now };
+            terms.set_rate(limit.as_deref(), set).map(drop)
+        };
+        self.change(set).await
     }
 
     async fn change(
         &self,
-        set_rate: impl Fn(&mut terms::Terms, Override) -> Result<(), TermsError> + Send + Sync + 'static,
-        (rate, span): (Amount, Option<Duration>),
+        edit: impl Fn(&mut Terms, Micros) -> Result<(), TermsError> + Send + Sync + 'static,
     ) -> Result<(), SetRateError> {
         let (core, sent) = (Arc::clone(&self.core), Instant::now());
         let changed = self.core.call(async move {
             let own = core.given.terms();
-            let change = terms::change(&*core.store, &core.given.downstream, &own, |terms, now| {
-                let until = span.map(|span| now.plus(span));
-                let by = Some(Replica::of_this_process().to_string());
-                set_rate(terms, Override { rate, until, reason: None, by, set_at: now })
-            });
-            change.await
+            terms::change(&*core.store, &core.given.downstream, &own, edit).await
         });
         let record = changed.await?.record;
         let stamp = Stamp { now: record.now, epoch: record.epoch, status: record.status };

@@ -74,6 +74,30 @@ async fn a_pause_beyond_the_longest_wait_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pause_of_a_program_holds_all_until_one_resumes_or_it_ends() {
+    let bench = Bench::new();
+    let (one, other) = (builder("10/s", &bench).build().unwrap(), builder("10/s", &bench).build().unwrap());
+    one.acquire("any").await.unwrap();
+    other.pause(None).await.unwrap();
+    settle().await;
+    let error = one.acquire("any").await.unwrap_err();
+    assert!(matches!(error, ReserveError::Paused { retry_after: None }), "{error}");
+    other.resume().await.unwrap();
+    // Reads after changes are 50 ms apart.
+    tokio::time::sleep(ms(60)).await;
+    one.acquire("any").await.unwrap();
+
+    let start = Instant::now();
+    one.pause(Some(2 * TWO)).await.unwrap();
+    one.pause(Some(TWO)).await.unwrap();
+    one.acquire("any").await.unwrap();
+    let held = start.elapsed();
+    assert!((TWO..2 * TWO).contains(&held), "the later pause counts: {held:?}");
+    let error = one.pause(Some(Duration::ZERO)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Invalid(_)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_is_away_pauses_nothing() {
     let bench = Bench::new();
     let shaper = builder("1/s", &bench).build().unwrap();

@@ -77,6 +77,31 @@ async fn rates_and_pauses_count_for_all_who_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_rate_counts_until_it_is_unset() {
+    let bench = Bench::new();
+    let (one, other) = (builder("10/s", &bench).build().unwrap(), builder("10/s", &bench).build().unwrap());
+    one.acquire("any").await.unwrap();
+    other.set_rate("100/s".parse().unwrap(), None).await.unwrap();
+    // Reads after changes are 50 ms apart.
+    tokio::time::sleep(ms(60)).await;
+    let came = run(one.clone(), 5).await;
+    assert!((9..=11).contains(&(came[4] - came[3])), "{came:?}");
+    for _ in 0..2 {
+        other.unset_rate().await.unwrap();
+        tokio::time::sleep(ms(60)).await;
+        let came = run(one.clone(), 5).await;
+        assert_eq!(came[4] - came[3], 100, "also where no rate is set: {came:?}");
+    }
+    other.set_rate_of("leaky-bucket-0", "100/s".parse().unwrap(), None).await.unwrap();
+    other.unset_rate_of("leaky-bucket-0").await.unwrap();
+    tokio::time::sleep(ms(60)).await;
+    let came = run(one.clone(), 5).await;
+    assert_eq!(came[4] - came[3], 100, "{came:?}");
+    let error = other.unset_rate_of("none").await.unwrap_err();
+    assert!(!error.is_retryable() && error.to_string().contains("no limit is called `none`"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn nobody_reserves_far_ahead_beside_those_who_wait_in_order() {
     let bench = Bench::new();
     let (waits, reserves) =
