@@ -26,7 +26,7 @@
 //! |---|---|
 //! | [`rate`], [`time`] | exact rates; instants on the store's clock |
 //! | [`limit`] | the kernel: algorithms as pure functions over a compact state |
-//! | [`store`] | the stores of the state, and the mapping of slots to the local clock |
+//! | [`store`] | the stores of the state |
 //! | [`shaper`] | [`Shaper`]: reserve, wait, run; [`Limiter`]: check; for programs that embed paced |
 //! | `headers` | HTTP header fields from a decision |
 //! | `tls` | certificates for connections to Redis |

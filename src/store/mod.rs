@@ -1,4 +1,7 @@
 //! Where the state of the limits lives: in this process ([`MemoryStore`]), also in a file ([`FileStore`]), or shared in Redis.
+//!
+//! The other items are the protocol between the stores and this version of paced. They change with it, so that this
+//! documentation leaves them out.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,34 +25,50 @@ mod record;
 #[cfg(feature = "redis")]
 mod redis;
 mod served;
+mod sharing;
 mod swept;
 #[cfg(any(test, feature = "failpoints"))]
 mod tests;
 mod tombstones;
 pub(crate) mod turns;
 
+#[doc(hidden)]
 pub use crate::limit::MAX_BATCH;
 pub(crate) use call::check_downstream;
+#[doc(hidden)]
 pub use changes::Changes;
 pub use error::StoreError;
 pub use file::FileStore;
+#[doc(hidden)]
 pub use fleet::{HISTORY_KEPT, HistoryEntry, MAX_HISTORY, MAX_HISTORY_BYTES};
+#[doc(hidden)]
 pub use fleet::{LONGEST_SUMMARY, MAX_SUMMARIES, MAX_SUMMARY_BYTES};
 pub use futures_util::future::BoxFuture;
+#[doc(hidden)]
 pub use granted::{Charges, Granted};
+#[doc(hidden)]
 pub use lanes::{Lane, Lanes, MAX_STATES, Outcome};
 pub use memory::{MemoryHandle, MemoryStore};
 pub(crate) use offset::Mapping;
+#[doc(hidden)]
 pub use offset::{Observed, SlotClock};
+#[doc(hidden)]
 pub use parked::{MAX_PARKED_GROUPS, ParkedGroup, ParkedGroups};
+#[doc(hidden)]
 pub use record::{Change, LONGEST_NOTE, LONGEST_PAUSE, Pause, Recall, RecordState, Status};
+#[doc(hidden)]
 pub use record::{CoolDown, CoolDownCall};
 #[cfg(feature = "redis")]
 pub use redis::{Keeping, Options as RedisOptions, RedisStore};
+#[doc(hidden)]
 pub use served::{MAX_SERVED, MAX_SERVED_BATCH, Served, ServedReply, Unserved};
+#[doc(hidden)]
+pub use sharing::{Lease, SharedHorizon, Sharing};
+#[doc(hidden)]
 pub use tombstones::{
     LONGEST_TOMBSTONE, MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES, Tombstone, TombstoneCall, TombstoneReply,
 };
+#[doc(hidden)]
 pub use turns::{Asker, Booking, NextTurn, Turn};
 
 /// The clock has stepped back if it falls behind the highest instant seen by more than this.
@@ -57,6 +76,7 @@ const STEP: Duration = Duration::from_millis(100);
 /// The highest instant seen is stored when it has risen by this much, rather than with every call.
 const TICK: Duration = Duration::from_millis(25);
 /// The longest [`Lease`] that can be asked for.
+#[doc(hidden)]
 pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
 /// The lease of an asker that has booked a turn lasts at least twice the time until that turn, but no longer than this.
 const LONGEST_TURN_LEASE: Duration = Duration::from_secs(600);
@@ -65,6 +85,7 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// The states that a call touches: those of one downstream, and within it of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(hidden)]
 pub struct Scope<'a> {
     /// The downstream's name; in Redis also the hash tag of all its keys.
     pub downstream: &'a str,
@@ -74,6 +95,7 @@ pub struct Scope<'a> {
 
 /// One call for the slots of up to [`MAX_BATCH`] jobs.
 #[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
 pub struct Reserve<'a> {
     /// The downstream and the key of the limits.
     pub scope: Scope<'a>,
@@ -116,57 +138,9 @@ impl<'a> Reserve<'a> {
     }
 }
 
-/// How a caller shares a downstream with other replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sharing<'a> {
-    /// The call says nothing about it.
-    #[default]
-    None,
-    /// Renews the replica's lease, and asks for the number of replicas; it is not needed with every call.
-    Lease(Lease<'a>),
-    /// How far ahead a slot may lie while other replicas work on the downstream; not allowed together with lanes.
-    Horizon(SharedHorizon<'a>),
-}
-
-impl<'a> Sharing<'a> {
-    /// The lease that is renewed.
-    #[must_use]
-    pub const fn lease(self) -> Option<Lease<'a>> {
-        if let Self::Lease(lease) = self { Some(lease) } else { None }
-    }
-
-    /// The horizon while others work on the downstream.
-    #[must_use]
-    pub const fn horizon(self) -> Option<SharedHorizon<'a>> {
-        if let Self::Horizon(shared) = self { Some(shared) } else { None }
-    }
-}
-
-/// A replica's lease on a downstream: for a while it counts among the replicas that work on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease<'a> {
-    /// The id of the replica, 1 to 64 bytes long, unique among the replicas of a downstream.
-    pub replica: &'a str,
-    /// How long the lease lasts from the store's now on, up to [`LONGEST_LEASE`].
-    pub ttl: Duration,
-}
-
-/// How far ahead a slot may lie while others wait in order for slots of the downstream, or replicas hold leases on it:
-/// slots far ahead would starve these. Only then the caller takes turns ([`Reserve::asker`]), of one slot each, and
-/// before its turn it gets no slot that lies within the turns of others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedHorizon<'a> {
-    /// The id of the caller, 1 to 64 bytes long. A lease under this id does not count.
-    pub replica: &'a str,
-    /// How far after the store's now a slot may lie while others wait or hold leases; otherwise [`Reserve::ahead`] bounds
-    /// it.
-    pub horizon: Duration,
-    /// Whether others wait in order in the caller's own process.
-    pub waits_here: bool,
-}
-
 /// The answer to [`Reserve`]: the slots for the first jobs that fit, and the reason why there are no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct Reserved {
     /// When it was decided, and under which record.
     pub stamp: Stamp,
@@ -192,6 +166,7 @@ pub struct Reserved {
 
 /// The clock and the record of a downstream when a store decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct Stamp {
     /// The store's clock when it decided.
     pub now: Micros,
@@ -203,6 +178,7 @@ pub struct Stamp {
 
 /// One call that asks whether up to [`MAX_BATCH`] jobs fit now, and charges those that do.
 #[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
 pub struct Check<'a> {
     /// The downstream and the key of the limits.
     pub scope: Scope<'a>,
@@ -217,6 +193,7 @@ pub struct Check<'a> {
 
 /// The answer to [`Check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct Checked {
     /// When it was decided, and under which record.
     pub stamp: Stamp,
@@ -228,6 +205,7 @@ pub struct Checked {
 
 /// A reservation to give back: its slot and the marks before and after it was taken.
 #[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
 pub struct Cancel<'a> {
     /// The downstream and the key of the limits.
     pub scope: Scope<'a>,
@@ -260,15 +238,18 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     ///
     /// Not cancel safe: slots granted to a dropped future are lost (never taken twice). It is not
     /// retried either, since a reply may be lost after the slots were taken.
+    #[doc(hidden)]
     fn reserve<'a>(&'a self, call: Reserve<'a>) -> Answer<'a, Reserved>;
 
     /// Asks in one round trip whether jobs fit now, and takes those that do. A denial consumes nothing.
     ///
     /// Not cancel safe: what was taken for a dropped future stays taken. It is not retried, for the same reason as
     /// [`Store::reserve`].
+    #[doc(hidden)]
     fn check<'a>(&'a self, call: Check<'a>) -> Answer<'a, Checked>;
 
     /// Answers [`Store::check`] if that needs no waiting; otherwise returns `None`, and nothing is decided.
+    #[doc(hidden)]
     fn try_check(&self, call: Check<'_>) -> Option<Result<Checked, StoreError>> {
         let _ = call;
         None
@@ -278,27 +259,32 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// Returns whether it did.
     ///
     /// Cancel safe: the slot is given back, or not.
+    #[doc(hidden)]
     fn cancel<'a>(&'a self, call: Cancel<'a>) -> Answer<'a, bool>;
 
     /// Discards the state of the limits under `scope`: the next slot is now, also after many reservations.
     ///
     /// Cancel safe: the state is discarded, or not.
+    #[doc(hidden)]
     fn reset<'a>(&'a self, scope: Scope<'a>, limits: &'a LimitSet) -> Answer<'a, ()>;
 
     /// Reads the record of a downstream: pauses, and the terms in force.
     ///
     /// Cancel safe.
+    #[doc(hidden)]
     fn read_record<'a>(&'a self, downstream: &'a str) -> Answer<'a, RecordState>;
 
     /// Changes the record of a downstream, and returns it as it is then. [`Store::changes`] notifies the others of it.
     ///
     /// Cancel safe: the record is changed, or not. It is not retried by itself; each change is idempotent.
+    #[doc(hidden)]
     fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState>;
 
     /// Changes or reads the tombstones of cancelled jobs. Others who work on the downstream are notified of a change
     /// through [`Store::changes`], and see a later version in the status of each answer.
     ///
     /// Cancel safe: the change is made, or not. It is not retried by itself; each change is idempotent.
+    #[doc(hidden)]
     fn tombstones<'a>(&'a self, downstream: &'a str, call: TombstoneCall<'a>) -> Answer<'a, TombstoneReply>;
 
     /// Leaves a summary of a replica for all others, in place of the one before, for `ttl` from now on; a `ttl` of zero
@@ -306,6 +292,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// most [`LONGEST_SUMMARY`]. A store that loses its state loses the summaries.
     ///
     /// Cancel safe: the summary is left, or not.
+    #[doc(hidden)]
     fn leave_summary<'a>(&'a self, _replica: &'a str, _summary: &'a str, _ttl: Duration) -> Answer<'a, ()> {
         Box::pin(async { Ok(()) })
     }
@@ -314,6 +301,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// end last are listed; of more than 64 MiB, the first ones.
     ///
     /// Cancel safe.
+    #[doc(hidden)]
     fn summaries(&self) -> Answer<'_, Vec<String>> {
         Box::pin(async { Ok(Vec::new()) })
     }
@@ -322,6 +310,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// loses its state loses all of them.
     ///
     /// Cancel safe: the call is made, or not.
+    #[doc(hidden)]
     fn served<'a>(&'a self, _call: Served<'a>) -> Answer<'a, ServedReply> {
         Box::pin(async { Ok(ServedReply::default()) })
     }
@@ -331,6 +320,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// state counts from 0. Redis keeps it for 400 days after the last change.
     ///
     /// Not cancel safe: it is not known whether the jobs of a dropped future are counted.
+    #[doc(hidden)]
     fn note_parked<'a>(&'a self, _downstream: &'a str, _jobs: i64) -> Answer<'a, i64> {
         Box::pin(async { Ok(0) })
     }
@@ -339,6 +329,7 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     /// order. As the number of all ([`Store::note_parked`]) they are approximate. A store in a file does not write them.
     ///
     /// Not cancel safe: it is not known whether the jobs of a dropped future are counted.
+    #[doc(hidden)]
     fn parked_groups<'a>(
         &'a self,
         _downstream: &'a str,
@@ -348,16 +339,19 @@ pub trait Store: sealed::Sealed + Send + Sync + fmt::Debug + 'static {
     }
 
     /// Adds a text to the history of a downstream, if there is one, and returns that ([`HistoryEntry`]). Not cancel safe.
+    #[doc(hidden)]
     fn history<'a>(&'a self, _downstream: &'a str, _text: Option<&'a str>) -> Answer<'a, Vec<HistoryEntry>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
     /// Sets how far ahead slots are granted at most to all who work on the downstream. A store that has lost its state
     /// grants no slot within that horizon, even if the caller that detects the loss asks for none.
+    #[doc(hidden)]
     fn set_horizon(&self, _downstream: &str, _horizon: Duration) {}
 
     /// Subscribes to changes of a downstream's record. Notifications may be missed while the store is away; a caller
     /// that depends on them also reads the record periodically.
+    #[doc(hidden)]
     fn changes(&self, downstream: &str) -> Changes;
 
     /// The hosts and ports of its servers, without credentials, if it has any.
