@@ -61,6 +61,7 @@ pub struct Override {
 
 /// The effect of a start or a reload on the terms in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a start and one at a reload")]
 pub enum Load {
     /// The terms in force equal the file's, so nothing is to be done.
     Same,

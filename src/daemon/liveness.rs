@@ -78,8 +78,10 @@ mod tests {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let clock = parts::clock(paced::dispatch::Precision::Coarse);
         // It is never run.
-        let downstream = ("a", &settings.downstreams["a"]);
-        let built = parts::dispatcher(&settings, downstream, parts::Shared::default(), store, clock).unwrap();
+        let downstream = &settings.downstreams["a"];
+        let options = parts::options(&settings, "a", downstream);
+        let shared = parts::Shared::default();
+        let built = parts::dispatcher(options, &downstream.http, shared, store, clock).unwrap();
         let (stuck, stop, end) = (Stuck::default(), CancellationToken::new(), CancellationToken::new());
         let dispatchers = Dispatchers::default();
         dispatchers.insert("a".to_owned(), Handle::of(&built.0, end));

@@ -12,7 +12,7 @@ const MAX_ASKED: usize = 16;
 /// A question about a job, and where the answer goes.
 type Asked = (Question, oneshot::Sender<Option<Explained>>);
 
-/// The options and questions that a dispatcher has not taken yet.
+/// The options and questions that a dispatcher has not given yet.
 #[derive(Debug, Default)]
 struct Pending {
     options: Option<Box<Options>>,
@@ -33,7 +33,7 @@ impl Pending {
 
 /// What was given to a dispatcher: options, and questions about ids of jobs.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct Given {
     pub(super) options: Option<Box<Options>>,
     pub(super) sought: Vec<Sought>,
 }
@@ -135,20 +135,20 @@ impl ControlEnd {
 
     /// Answers who asked for a turn, and returns what else was given since the last call, if there is any. The loop calls it
     /// in each turn, so it takes a lock only if there is anything.
-    pub(super) fn take(&mut self) -> Option<Taken> {
+    pub(super) fn take(&mut self) -> Option<Given> {
         // There is always a sender, since this struct has one.
         if !self.pending.has_changed().unwrap_or(false) {
             return None;
         }
         let questions = self.pending.borrow_and_update().questions;
         self.control.answered.send_replace(questions);
-        let mut taken = Taken::default();
+        let mut given = Given::default();
         self.control.pending.send_if_modified(|pending| {
-            taken = Taken { options: pending.options.take(), sought: std::mem::take(&mut pending.sought) };
+            given = Given { options: pending.options.take(), sought: std::mem::take(&mut pending.sought) };
             self.is_asked = !pending.asked.is_empty();
             false
         });
-        (taken.options.is_some() || !taken.sought.is_empty()).then_some(taken)
+        (given.options.is_some() || !given.sought.is_empty()).then_some(given)
     }
 
     /// Answers one of the questions about jobs. Each may look through all jobs, so that the others wait for the next turns of
@@ -209,7 +209,7 @@ mod tests {
         drop(Box::pin(control.find("gone")).as_mut().now_or_never());
         let mut finding = Box::pin(control.find("a"));
         assert!(finding.as_mut().now_or_never().is_none());
-        let Taken { options, mut sought } = end.take().unwrap();
+        let Given { options, mut sought } = end.take().unwrap();
         assert!(options.is_none() && end.take().is_none());
         let ids: Vec<&str> = sought.iter().map(|sought| sought.id.as_str()).collect();
         assert_eq!(ids, ["a"]);

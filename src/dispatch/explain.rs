@@ -32,7 +32,7 @@ pub struct Explained {
 #[non_exhaustive]
 pub enum JobWait {
     /// A slot.
-    Slot(JobPlace),
+    Slot(Turn),
     /// The answer of the store, which is asked for a slot for it.
     Answer,
     /// The slot that it has, at this instant.
@@ -46,7 +46,7 @@ pub enum JobWait {
 /// The place of a job among those that wait for a slot here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct JobPlace {
+pub struct Turn {
     /// The name of its lane; `None` without `lanes.by`.
     pub lane: Option<String>,
     /// The number of jobs of its lane, or of its plan without lanes.
@@ -73,7 +73,7 @@ impl From<Whereabouts> for JobWait {
         match whereabouts {
             Whereabouts::Waits(WaiterPlace { lane, waiting, ahead, before, next, own, wait }) => {
                 let binding = lane_binding(wait);
-                Self::Slot(JobPlace { lane, waiting, ahead, before, next, own, binding })
+                Self::Slot(Turn { lane, waiting, ahead, before, next, own, binding })
             }
             Whereabouts::Requested => Self::Answer,
             Whereabouts::Held(slot) => Self::Release(slot),

@@ -50,7 +50,7 @@ pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadCloc
 pub use crate::pace::{LaneRules, OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
 pub use cost::{max_cost, max_cost_of, max_cost_without};
-pub use explain::{Busy, Explained, JobPlace, JobWait, Question};
+pub use explain::{Busy, Explained, JobWait, Question, Turn};
 pub use failures::{Failure, KindCount, Outage};
 pub use find::{Found, FoundJob, JobPlace, ParkedJob};
 pub use intake::{job_cost, too_far};

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::control::{ControlEnd, Taken};
+use super::control::{ControlEnd, Given};
 use super::entry::Entry;
 use super::flight::{self, Doomed, Event, Flight, FlightContext, FlightGuard};
 use super::intake::{Intake, Taken};
@@ -162,7 +162,7 @@ impl Worker {
         loop {
             failpoint::held().await;
             // Not a branch below: inputs that come all the time would put it off.
-            if let Some(Taken { options, sought }) = inputs.control.take() {
+            if let Some(Given { options, sought }) = inputs.control.take() {
                 options.into_iter().for_each(|options| self.reload(*options));
                 sought.into_iter().for_each(|sought| self.answer(sought));
             }

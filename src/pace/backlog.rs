@@ -10,7 +10,7 @@ use super::{End, LaneId, Waiter};
 mod find;
 mod leaving;
 
-pub(crate) use find::WaiterPlace;
+pub(crate) use find::FoundAt;
 
 /// Below this number of waiters, stale ones are not purged.
 const PURGE_THRESHOLD: usize = 1024;
@@ -289,7 +289,7 @@ impl<W: Waiter> Backlog<W> {
     }
 
     /// Finds a waiter, and where it is.
-    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Option<(Spot, &W)> {
+    pub(crate) fn find_first(&self, is_meant: impl Fn(&W) -> bool) -> Option<(Spot, &W)> {
         let ready = self.ready.iter().flat_map(BTreeMap::values).map(|waiter| (Spot::Ready, waiter));
         let later = self.later.iter().map(|((due, _), waiter)| (Spot::Later(*due), waiter));
         let aside = self.aside.iter().map(|((ends, _), waiter)| (Spot::Aside(*ends), waiter));

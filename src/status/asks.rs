@@ -214,7 +214,7 @@ mod tests {
         let (found, is_whole) = answers(&others, ("me", 7), "billing");
         assert_eq!(
             (found.keys().collect::<Vec<_>>(), is_whole),
-            (vec!["a"], false),
+            (vec![&"a".to_owned()], false),
             "one to an earlier question"
         );
         assert_eq!(found["a"].jobs.len(), MOST_JOBS);

@@ -109,6 +109,7 @@ pub(super) mod tests {
             hold_max: Duration::from_secs(60),
             on_unavailable: OnUnavailable::Hold,
             revision: None,
+            proposes_limits: true,
             prefetch: 1,
             rules,
             linger: Duration::ZERO,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use paced::api::Millis;
 use paced::api::explain::{Bound, Explanation, Place};
 use paced::api::state::Downstream;
-use paced::dispatch::{Binding, Explained, JobPlace, JobWait, Snapshot};
+use paced::dispatch::{Binding, Explained, JobWait, Snapshot, Turn};
 use paced::time::wall_now;
 use tokio::time::Instant;
 
@@ -40,7 +40,7 @@ pub(super) fn explanation(
         id,
         replica: replica.to_owned(),
         state: state.to_owned(),
-        place: place.map(|JobPlace { lane, waiting, ahead, before, .. }| {
+        place: place.map(|Turn { lane, waiting, ahead, before, .. }| {
             let count = |jobs: usize| u64::try_from(jobs).unwrap_or(u64::MAX);
             Place { lane, waiting: count(waiting), ahead: count(ahead), before }
         }),
@@ -50,7 +50,7 @@ pub(super) fn explanation(
 }
 
 /// When a job with this place goes, as far as is known: nobody knows when an operator ends a pause.
-fn goes(downstream: &Downstream, snapshot: &Snapshot, place: &JobPlace) -> Option<Instant> {
+fn goes(downstream: &Downstream, snapshot: &Snapshot, place: &Turn) -> Option<Instant> {
     if let Some(Binding::Paused { .. }) = place.binding {
         return None;
     }
@@ -59,7 +59,7 @@ fn goes(downstream: &Downstream, snapshot: &Snapshot, place: &JobPlace) -> Optio
 
 /// When the downstream has a slot for a job with this place: by its limits, or by the present pace where `concurrency` binds.
 /// Replicas that have jobs get slots in turn.
-fn shared(downstream: &Downstream, snapshot: &Snapshot, place: &JobPlace) -> Option<Instant> {
+fn shared(downstream: &Downstream, snapshot: &Snapshot, place: &Turn) -> Option<Instant> {
     let busy = downstream.parts.replicas.iter().filter(|share| share.waiting + share.held > 0);
     let busy = u64::try_from(busy.count().max(1)).unwrap_or(u64::MAX);
     let jobs = place.before.saturating_mul(busy);
@@ -75,7 +75,7 @@ fn shared(downstream: &Downstream, snapshot: &Snapshot, place: &JobPlace) -> Opt
 }
 
 /// What lets a job go last: a limit or a pause of its lane, or what binds the downstream.
-fn binding(downstream: &Downstream, snapshot: &Snapshot, place: Option<&JobPlace>) -> Bound {
+fn binding(downstream: &Downstream, snapshot: &Snapshot, place: Option<&Turn>) -> Bound {
     let of_lane = place.and_then(|place| {
         let shared = shared(downstream, snapshot, place)?;
         place.binding.as_ref().filter(|_| place.own > shared)

@@ -206,7 +206,7 @@ pub(super) async fn list(
     // If the client gives the request up, the letters go back at once.
     let _ends_work = scan.stop.clone().drop_guard();
     let listed_at = wall_now().0 / 1000;
-    let Done { letters, tally, stopped_by } = api.letters.work(&name, scan, Work::List).await?;
+    let Done { letters, tally, stopped_by, .. } = api.letters.work(&name, scan, Work::List).await?;
     let Tally { found, stopped, .. } = tally;
     Ok(answer(&letters::List { letters, total: found, stopped, stopped_by, listed_at }))
 }

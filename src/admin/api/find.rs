@@ -121,12 +121,13 @@ fn describe(
     (found, others): (&dispatch::Found, BTreeMap<String, Answer>),
 ) -> Found {
     let (me, clock) = (&state.replica, (Instant::now(), wall_now()));
-    let replicas = u64::try_from(downstream.replicas.len()).unwrap_or(1).max(1);
+    let replicas = u64::try_from(downstream.parts.replicas.len()).unwrap_or(1).max(1);
     // Each replica has about the same part of the pace.
     let gone = |ahead: u64| api.watch.gone_at(downstream, (ahead + 1).saturating_mul(replicas), state.now);
     let mine = |job| Job { replica: me.clone(), ..shown_job(job, clock, gone) };
     let is_silent = |id: &&String| *id != me && !others.contains_key(*id);
-    let not_asked = downstream.replicas.iter().map(|share| &share.id).filter(is_silent).cloned().collect();
+    let not_asked =
+        downstream.parts.replicas.iter().map(|share| &share.id).filter(is_silent).cloned().collect();
     let mut found = Found {
         id,
         now: clock.1.0 / 1000,

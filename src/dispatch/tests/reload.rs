@@ -87,7 +87,7 @@ fn options_are_taken_once_and_the_last_of_several_applies() {
         control.reload(Options { concurrency, ..options });
     }
     assert!(end.changed().now_or_never().is_some());
-    assert_eq!(end.take().map(|options| options.concurrency), Some(2));
+    assert_eq!(end.take().and_then(|given| given.options).map(|options| options.concurrency), Some(2));
     assert!(control.turn().now_or_never().is_none());
     assert!(end.changed().now_or_never().is_some());
     assert!(end.take().is_none() && end.changed().now_or_never().is_none());

@@ -36,7 +36,7 @@ async fn the_limit_that_holds_jobs_back_is_named_and_jobs_are_counted() {
     assert_eq!(snapshot.binding.limit(), Some("leaky-bucket-0"));
     let counts = snapshot.counts;
     assert_eq!((counts.waiting + counts.held, counts.delayed, counts.retrying), (8, 0, 0), "{counts:?}");
-    assert!(snapshot.oldest.is_some() && snapshot.since >= start);
+    assert!(snapshot.backlog.oldest.is_some() && snapshot.since >= start);
     assert_eq!((bench.view().totals().released(), bench.view().totals().delivered()), (2, 2));
     assert_eq!(snapshot.pace(), Some(2.0));
     assert_eq!(snapshot.delay(8), 4 * SECOND);

@@ -7,7 +7,7 @@ impl Worker {
     /// What the job in question waits for, if it waits here.
     pub(super) fn explain(&self, question: &Question) -> Option<Explained> {
         let (whereabouts, entry) = match question {
-            Question::Job(id) => self.engine.find(|entry| entry.job.id == *id)?,
+            Question::Job(id) => self.engine.find_first(|entry| entry.job.id == *id)?,
             Question::Lane(lane) => self.engine.find_next_of(lane)?,
         };
         Some(Explained {

@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::find::{Found, FoundJob, JobPlace, MOST_FOUND, Sought};
-use crate::pace::WaiterPlace;
+use crate::pace::FoundAt;
 
 impl Worker {
     /// Answers a question about an id. It goes over all jobs here, so that those who ask bound how often they do.
@@ -30,11 +30,11 @@ fn found(place: JobPlace, entry: &Entry) -> FoundJob {
     FoundJob { place, first_seen: Some(entry.age.first_seen), attempts: Some(entry.attempts.sent) }
 }
 
-fn place_of(place: WaiterPlace, entry: &Entry) -> JobPlace {
+fn place_of(place: FoundAt, entry: &Entry) -> JobPlace {
     match place {
-        WaiterPlace::Ready { ahead } => JobPlace::Waiting { ahead },
-        WaiterPlace::Later(due) if entry.attempts.has_begun() => JobPlace::Retrying(due),
-        WaiterPlace::Later(due) => JobPlace::Delayed(due),
-        WaiterPlace::Slot(at) => JobPlace::Slot(at),
+        FoundAt::Ready { ahead } => JobPlace::Waiting { ahead },
+        FoundAt::Later(due) if entry.attempts.has_begun() => JobPlace::Retrying(due),
+        FoundAt::Later(due) => JobPlace::Delayed(due),
+        FoundAt::Slot(at) => JobPlace::Slot(at),
     }
 }

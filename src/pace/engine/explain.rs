@@ -25,14 +25,14 @@ pub(crate) enum Whereabouts {
 
 impl<W: Waiter> Engine<W> {
     /// Finds the waiter that `is_meant` selects. It looks through all waiters.
-    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Option<(Whereabouts, &W)> {
+    pub(crate) fn find_first(&self, is_meant: impl Fn(&W) -> bool) -> Option<(Whereabouts, &W)> {
         if let Some(held) = self.release.find(&is_meant) {
             return Some((Whereabouts::Held(held.deadline.instant()), &held.waiter));
         }
         if let Some(waiter) = self.pacing.batch().find(|&waiter| is_meant(waiter)) {
             return Some((Whereabouts::Requested, waiter));
         }
-        let (spot, waiter) = self.backlog.find(is_meant)?;
+        let (spot, waiter) = self.backlog.find_first(is_meant)?;
         let whereabouts = match spot {
             Spot::Ready => Whereabouts::Waits(self.place_of(waiter)),
             Spot::Later(due) => Whereabouts::Later(due),

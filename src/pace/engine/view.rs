@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::Engine;
-use crate::pace::backlog::WaiterPlace;
+use crate::pace::backlog::FoundAt;
 use crate::pace::schedule::LanesView;
 use crate::pace::terms::Paused;
 use crate::pace::{LaneId, OnLimit, Waiter};
@@ -85,12 +85,12 @@ impl<W: Waiter> Engine<W> {
 
     /// Returns the waiters that `is_meant` selects, and where each is. It examines all of them. Those that are part of
     /// a call to the store have no others before them.
-    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Vec<(WaiterPlace, &W)> {
+    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Vec<(FoundAt, &W)> {
         let mut found = self.backlog.find(&is_meant);
         let asking = self.pacing.batch().chain(self.pacing.trial()).filter(|waiter| is_meant(waiter));
-        found.extend(asking.map(|waiter| (WaiterPlace::Ready { ahead: 0 }, waiter)));
+        found.extend(asking.map(|waiter| (FoundAt::Ready { ahead: 0 }, waiter)));
         let holders = self.release.holders().filter(|(_, waiter)| is_meant(waiter));
-        found.extend(holders.map(|(at, waiter)| (WaiterPlace::Slot(at), waiter)));
+        found.extend(holders.map(|(at, waiter)| (FoundAt::Slot(at), waiter)));
         found
     }
 

@@ -46,9 +46,8 @@ fn what_is_set_applies_until_its_end_and_is_removed_then() {
 
 #[test]
 fn a_load_keeps_what_is_set() {
-    let Load::Replace(after) = Terms::load(Some(&with_values()), &terms(every())) else {
-        panic!("not loaded")
-    };
+    let own = Terms::new(LimitSet::new(every()).unwrap(), BTreeMap::new(), Some(4));
+    let Load::Replace(after) = Terms::load(Some(&with_values()), &own) else { panic!("not loaded") };
     assert_eq!(after.values(), with_values().values());
 }
 

@@ -350,7 +350,8 @@ async fn jobs_that_are_parked_behind_a_change_stay_although_their_queue_is_check
     park(deliveries.next().unwrap(), under("a", Duration::from_secs(60))).await;
     source.unpark(Some("b".to_owned()));
     // All six queues were checked by now.
-    assert_eq!(bodies(&take(&mut source, 1).await), numbered(0..1));
+    let home = take(&mut source, 1).await;
+    assert_eq!(bodies(&home), numbered(0..1));
     let wait = under("b", Duration::from_secs(600));
     let parked: Vec<_> = deliveries.map(|delivery| delivery.ticket.park(wait.clone())).collect();
     for parked in parked {

@@ -361,13 +361,13 @@ fn unknown_keys_come_with_the_nearest_known_one() {
         (
             "[lanes]",
             "lanes",
-            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `reply`, `shutdown`, `store`",
+            "known here are `admin`, `amqp`, `downstreams`, `dynamic`, `plans`, `precision`, `reply`, `shutdown`, `store`",
         ),
         ("[stroe]", "stroe", "did you mean `store`?"),
         (
             "[\"a b\"]",
             "\"a b\"",
-            "known here are `admin`, `amqp`, `downstreams`, `plans`, `precision`, `reply`, `shutdown`, `store`",
+            "known here are `admin`, `amqp`, `downstreams`, `dynamic`, `plans`, `precision`, `reply`, `shutdown`, `store`",
         ),
     ] {
         let lines = Scene::new(&format!("{LEAST}{line}\n")).wrong();

@@ -5,7 +5,7 @@ use paced::{RedisOptions, RedisStore, Shaper};
 async fn shaper(redis: Option<&str>) -> Result<Shaper, Box<dyn std::error::Error>> {
     let mut builder = Shaper::builder("billing", "50/s".parse()?)
         .burst(5)
-        .max_wait(Duration::from_secs(30)); // beyond: QueueFull { retry_after }
+        .max_wait(Duration::from_secs(30)); // beyond: an error whose `retry_after()` names the wait
     if let Some(url) = redis {
         builder = builder.store(RedisStore::connect(url, RedisOptions::default()).await?);
     }

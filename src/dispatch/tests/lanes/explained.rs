@@ -1,7 +1,7 @@
 //! What a job waits for, and when it goes.
 
 use super::*;
-use crate::dispatch::{Explained, JobPlace, JobWait, Question};
+use crate::dispatch::{Explained, JobWait, Question, Turn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -12,7 +12,7 @@ async fn ask(bench: &Bench, question: Question) -> Option<Explained> {
 }
 
 /// The place of a job that waits for a slot.
-async fn place(bench: &Bench, id: &str) -> Option<JobPlace> {
+async fn place(bench: &Bench, id: &str) -> Option<Turn> {
     match ask(bench, Question::Job(id.to_owned())).await?.wait {
         JobWait::Slot(place) => Some(place),
         _ => None,

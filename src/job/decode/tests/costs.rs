@@ -81,12 +81,12 @@ fn what_no_limit_can_count_is_refused() {
         detail.starts_with("`images` is 11; `max_cost` is 10, what the limit `plan.pro.images` holds"),
         "{detail}"
     );
-    let mut rules = costing_rules();
-    rules.costs[1].max_cost.bound = CostBound::Minute("tokens".to_owned());
+    let mut costing = costing_rules();
+    costing.costs[1].max_cost.bound = CostBound::Minute("tokens".to_owned());
     let costly =
         Message { headers: vec![("tokens".to_owned(), Value::Integer(30_001))], ..Message::default() };
     assert_eq!(
-        decode(&costly, &rules).expect_err("too costly").detail,
+        decode(&costly, &costing).expect_err("too costly").detail,
         "`tokens` is 30001; `max_cost` is 30000, what the limit `tokens` releases in a minute: split the job, or set \
          `max_cost` of this limit"
     );
