@@ -29,7 +29,7 @@ use super::backlog::Backlog;
 use super::meters::{Abandoned, Meters};
 use super::pacing::{Ended, Pacing, Peers};
 use super::release::clock::{ReleaseClock, ring};
-use super::release::{Due, Held, PauseGate, Release, Unused};
+use super::release::{Held, PauseGate, Release};
 use super::schedule::Schedule;
 use super::terms::{SharedTerms, TermsReply};
 use super::{LaneId, Settings, Waiter};
@@ -355,32 +355,6 @@ impl<W: Waiter> Engine<W> {
     /// Creates the sources of wake-ups of this engine.
     pub(crate) fn wakeups(&self, clock: &dyn ReleaseClock) -> Wakeups {
         Wakeups::new(clock.alarm(), self.store.changes(&self.settings.downstream))
-    }
-
-    /// Hands the waiters whose slots have come to the driver.
-    fn release_due(&mut self, now: Deadline) {
-        if self.is_held_up() {
-            return;
-        }
-        while let Some(due) = self.release.pop_due(now) {
-            match due {
-                Due::Now(held) if self.is_paused_alone(held.waiter.lane(), now.instant()) => {
-                    self.release.sent(None);
-                    let Unused { lane, cost, slot, .. } = Unused::of(&held);
-                    self.give_back_unused((lane, cost, slot));
-                    self.put_back(vec![held.waiter], Abandoned::Paused);
-                }
-                Due::Now(held) => {
-                    self.driver.connections.on_release(now.instant());
-                    self.terms.cooling_mut().on_sent();
-                    self.driver.effects.push(Effect::Release(held));
-                }
-                Due::Missed(held) => {
-                    self.on_missed(Unused::of(&held));
-                    self.backlog.push(held.waiter);
-                }
-            }
-        }
     }
 
     /// Records that a send which [`Effect::Release`] began has ended, and how long the downstream took to answer, if it

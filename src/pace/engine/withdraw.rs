@@ -1,14 +1,14 @@
-//! The handling of a slot whose waiter does not want it any more: it passes to the next waiter of its lane, or back
-//! to the store.
+//! The handling of a slot: it comes, or its waiter does not want it any more. Then it passes to the next waiter of its lane,
+//! or back to the store.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Engine;
+use super::{Effect, Engine};
 use crate::limit::JobCost;
 use crate::pace::meters::Abandoned;
-use crate::pace::release::{Held, Unused};
+use crate::pace::release::{Due, Held, Unused};
 use crate::pace::{LaneId, Waiter};
 use crate::store::Asker;
 use crate::time::{Deadline, Micros};
@@ -17,6 +17,32 @@ use crate::time::{Deadline, Micros};
 const LATE: Duration = Duration::from_millis(1);
 
 impl<W: Waiter> Engine<W> {
+    /// Hands the waiters whose slots have come to the driver.
+    pub(super) fn release_due(&mut self, now: Deadline) {
+        if self.is_held_up() {
+            return;
+        }
+        while let Some(due) = self.release.pop_due(now) {
+            match due {
+                Due::Now(held) if self.is_paused_alone(held.waiter.lane(), now.instant()) => {
+                    self.release.sent(None);
+                    let Unused { lane, cost, slot, .. } = Unused::of(&held);
+                    self.give_back_unused((lane, cost, slot));
+                    self.put_back(vec![held.waiter], Abandoned::Paused);
+                }
+                Due::Now(held) => {
+                    self.driver.connections.on_release(now.instant());
+                    self.terms.cooling_mut().on_sent();
+                    self.driver.effects.push(Effect::Release(held));
+                }
+                Due::Missed(held) => {
+                    self.on_missed(Unused::of(&held));
+                    self.backlog.push(held.waiter);
+                }
+            }
+        }
+    }
+
     /// Withdraws the waiter with this lane, priority and position in the order of arrival, since its caller is gone.
     pub(crate) fn withdraw(&mut self, (lane, priority, seq): (LaneId, u8, u64)) {
         if self.backlog.remove(lane, priority, seq).is_none() {
