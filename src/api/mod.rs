@@ -5,17 +5,15 @@
 //! | this one | the endpoints, each with the types of its body and its answer; errors |
 //! | [`state`] | what all downstreams are doing, over all replicas |
 //! | `downstream` | one downstream: its limits, the rates set over them, its pauses |
-//! | [`explain`] | what one job waits for |
 //! | [`order`] | changes that operators order |
 //! | [`values`] | weights and pauses of one value of lanes |
 //! | [`letters`] | dead letters |
-//! | [`find`] | where the jobs with an id are |
+//! | [`find`] | where jobs are, and what they wait for |
 //! | [`history`] | the last changes by operators |
 //!
 //! Clients depend on the JSON: `src/admin/api/tests/wire.txt` has it as text.
 
 mod downstream;
-pub mod explain;
 pub mod find;
 mod fleet;
 pub mod history;
@@ -44,7 +42,7 @@ pub type Millis = i64;
 pub struct Endpoint<B, A> {
     /// The method.
     pub method: Method,
-    /// The path, in which `{name}` stands for the downstream, and another word in braces for what of it is meant.
+    /// The path, in which `{name}` stands for the downstream.
     pub path: &'static str,
     types: PhantomData<fn(B) -> A>,
 }
@@ -68,14 +66,9 @@ pub const DOWNSTREAM: Endpoint<(), Downstream> = Endpoint::new(Method::GET, "/ap
 /// What one downstream is doing, as in [`STATUS`].
 pub const DOWNSTREAM_STATUS: Endpoint<(), state::Downstream> =
     Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/status");
-/// Where the jobs with an id are, as far as the replica that answers knows; the query has the `id`.
+/// Where jobs are, and what the first one that waits for a slot waits for; the query has the `id` of the jobs, or the `lane`
+/// whose next job is meant.
 pub const FIND: Endpoint<(), find::Found> = Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/job");
-/// What a job waits for that the replica holds which answers.
-pub const EXPLAIN_JOB: Endpoint<(), explain::Explanation> =
-    Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/jobs/{id}");
-/// What the next job of a lane waits for that the replica holds which answers.
-pub const EXPLAIN_LANE: Endpoint<(), explain::Explanation> =
-    Endpoint::new(Method::GET, "/api/v1/downstreams/{name}/lanes/{lane}");
 /// Stops the releases.
 pub const PAUSE: Endpoint<order::Pause, Downstream> =
     Endpoint::new(Method::POST, "/api/v1/downstreams/{name}/pause");

@@ -12,6 +12,7 @@ use paced::api::find::Found;
 use paced::api::state::State;
 use paced::api::{Endpoint, FIND, Problem, STATUS};
 use paced::config::{self, Secret};
+use paced::dispatch::Question;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -28,8 +29,9 @@ mod address;
 mod exchange;
 mod token;
 
-/// The time-out for an answer of the daemon.
+/// The time-out for an answer of the daemon, and for one that needs answers of the other replicas.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(20);
 /// The header of the name that the user claims.
 const CLAIMED: &str = "paced-as";
 /// What to look at where nothing answers.
@@ -101,77 +103,64 @@ impl Daemon {
         self.try_ask(&STATUS, "", &()).await
     }
 
-    /// Reads something of a downstream that `what` names, such as a job. Errors are printed to stderr. Cancel safe.
-    pub(super) async fn ask_about<A: DeserializeOwned>(
-        &self,
-        endpoint: &Endpoint<(), A>,
-        downstream: &str,
-        what: &str,
-    ) -> Result<A, Exit> {
-        self.try_ask_about(endpoint, (downstream, what), &()).await.map_err(Failure::say)
-    }
-
     /// As [`Daemon::ask`], for commands that show errors themselves.
     pub(super) async fn try_ask<B: Serialize, A: DeserializeOwned>(
         &self,
-        endpoint: &Endpoint<B, A>,
+        Endpoint { method, path, .. }: &Endpoint<B, A>,
         downstream: &str,
         body: &B,
     ) -> Result<A, Failure> {
-        self.try_ask_about(endpoint, (downstream, ""), body).await
-    }
-
-    async fn try_ask_about<B: Serialize, A: DeserializeOwned>(
-        &self,
-        Endpoint { method, path, .. }: &Endpoint<B, A>,
-        (downstream, what): (&str, &str),
-        body: &B,
-    ) -> Result<A, Failure> {
         let body = (method != Method::GET).then(|| json!(body));
-        self.try_at(method, &self.url(path, downstream, what), body.as_ref()).await
+        self.try_at(method, (&self.url(path, downstream), ANSWER_TIMEOUT), body.as_ref()).await
     }
 
-    /// Asks where the jobs with this id are: the replica that answers, or also the others. Cancel safe.
-    pub(super) async fn try_find(&self, downstream: &str, id: &str, others: bool) -> Result<Found, Failure> {
+    /// Asks where jobs are: the replica that answers, or also the others. Cancel safe.
+    pub(super) async fn try_find(
+        &self,
+        downstream: &str,
+        question: &Question,
+        others: bool,
+    ) -> Result<Found, Failure> {
         let Endpoint { method, path, .. } = FIND;
-        let mut url = self.url(path, downstream, "");
-        url.query_pairs_mut().append_pair("id", id).append_pair("others", &others.to_string());
-        self.try_at(&method, &url, None).await
+        let (name, value) = match question {
+            Question::Id(id) => ("id", id),
+            Question::Lane(lane) => ("lane", lane),
+        };
+        let mut url = self.url(path, downstream);
+        url.query_pairs_mut().append_pair(name, value).append_pair("others", &others.to_string());
+        let within = if others { OTHERS_TIMEOUT } else { ANSWER_TIMEOUT };
+        self.try_at(&method, (&url, within), None).await
     }
 
-    /// The address of this path of the API, for a downstream and for what else it names.
-    fn url(&self, path: &str, downstream: &str, what: &str) -> Url {
+    /// The address of this path of the API, for a downstream.
+    fn url(&self, path: &str, downstream: &str) -> Url {
         let mut url = self.address.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
-            let parts = path.split('/').skip(1).map(|part| match part {
-                "{name}" => downstream,
-                part if part.starts_with('{') => what,
-                part => part,
-            });
+            let parts = path.split('/').skip(1).map(|part| if part == "{name}" { downstream } else { part });
             segments.pop_if_empty().extend(parts);
         }
         url
     }
 
-    /// Sends a request, with the token that it needs.
+    /// Sends a request, with the token that it needs, and waits this long for the answer.
     ///
     /// Not cancel safe if it changes something: after a dropped future it is unknown whether it was carried out.
     async fn try_at<A: DeserializeOwned>(
         &self,
         method: &Method,
-        url: &Url,
+        (url, within): (&Url, Duration),
         body: Option<&Value>,
     ) -> Result<A, Failure> {
         let reads = method == Method::GET;
         let kept = if reads { &self.read_token } else { &self.token };
         let token = kept.get();
-        let (mut status, mut answer) = self.send(method, url, token.as_ref(), body).await?;
+        let (mut status, mut answer) = self.send(method, (url, within), token.as_ref(), body).await?;
         // Its file may have been replaced since it was read, as the daemon's was. What was refused was not carried out.
         if status == StatusCode::UNAUTHORIZED
             && let Some(refused) = &token
             && let Some(newer) = kept.read_again(refused).await
         {
-            (status, answer) = self.send(method, url, Some(&newer), body).await?;
+            (status, answer) = self.send(method, (url, within), Some(&newer), body).await?;
         }
         let parsed = parse_answer(status, &answer);
         if reads && status == StatusCode::UNAUTHORIZED {
@@ -186,7 +175,7 @@ impl Daemon {
     async fn send(
         &self,
         method: &Method,
-        url: &Url,
+        (url, within): (&Url, Duration),
         token: Option<&Secret>,
         body: Option<&Value>,
     ) -> Result<(StatusCode, Bytes), Failure> {
@@ -202,11 +191,11 @@ impl Daemon {
             }
             exchange(stream, self.address.tls.as_ref(), url, request).await
         };
-        let (exit, trouble) = match timeout(ANSWER_TIMEOUT, asked).await {
+        let (exit, trouble) = match timeout(within, asked).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => explain(&error, base),
             Err(_) => {
-                let text = format!("nothing within {ANSWER_TIMEOUT:?}; {IS_IT_THERE}");
+                let text = format!("nothing within {within:?}; {IS_IT_THERE}");
                 (Exit::Unavailable, text)
             }
         };

@@ -2,6 +2,7 @@
 
 use paced::api::CANCEL;
 use paced::api::order::{Cancel, Span};
+use paced::dispatch::Question;
 use paced::store::{MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES};
 use tokio::io::AsyncBufReadExt as _;
 
@@ -68,7 +69,7 @@ async fn held(daemon: &Daemon, downstream: &str, ids: &[String]) -> Option<usize
     let mut held = 0;
     for id in ids {
         // It may be of an earlier version, and what looks may need another token. The cancellation needs neither.
-        let found = daemon.try_find(downstream, id, false).await.ok()?;
+        let found = daemon.try_find(downstream, &Question::Id(id.clone()), false).await.ok()?;
         held += usize::from(!found.jobs.is_empty() || found.parked.is_some());
     }
     Some(held)

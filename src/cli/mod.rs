@@ -12,7 +12,6 @@ mod exit;
 mod explain;
 mod explain_answer;
 mod facts;
-mod find;
 mod forecast;
 mod history;
 mod init;
@@ -143,8 +142,6 @@ enum Command {
     Top(top::Args),
     /// Shows the last changes by operators, made through any replica: who changed what, when and why
     History(history::Args),
-    /// Says where a job is, and when it goes, as far as the replicas know
-    Find(find::Args),
     /// Lists, shows, replays and removes dead letters
     #[command(subcommand)]
     Dead(dead::Command),
@@ -170,7 +167,7 @@ enum Command {
     /// Shows the limits in force as the store has them, and rolls them back
     #[command(subcommand)]
     Terms(terms::Command),
-    /// Says what a job waits for, what goes before it, and about when it goes
+    /// Says where a job is, what it waits for, and about when it goes
     Explain(explain::Args),
     /// Says what an answer of a downstream's API would mean, and which rule says so
     ExplainAnswer(explain_answer::Args),
@@ -214,7 +211,6 @@ pub(crate) fn main() -> ExitCode {
             Command::Forecast(args) => forecast::run(&global, &args).await,
             Command::Status(args) => status::run(&global, &args).await,
             Command::Top(args) => top::run(&global, &args).await,
-            Command::Find(args) => find::run(&global, &args).await,
             Command::Dead(command) => dead::run(&global, command).await,
             Command::Downstream(command) => downstream::run(&global, command).await,
             Command::Cancel(args) => cancel::run(&global, args).await,

@@ -1,16 +1,9 @@
-//! Changes the options of a running dispatcher, asks for jobs and what one waits for, and whether its loop still turns.
+//! Changes the options of a running dispatcher, asks where jobs are and what they wait for, and whether its loop still turns.
 
 use tokio::sync::{oneshot, watch};
 
 use super::Options;
-use super::explain::{Busy, Explained, Question};
-use super::find::{Found, Sought};
-
-/// The most questions about jobs that wait for their answers.
-const MAX_ASKED: usize = 16;
-
-/// A question about a job, and where the answer goes.
-type Asked = (Question, oneshot::Sender<Option<Explained>>);
+use super::find::{Found, Question, Sought};
 
 /// The options and questions that a dispatcher has not given yet.
 #[derive(Debug, Default)]
@@ -18,20 +11,11 @@ struct Pending {
     options: Option<Box<Options>>,
     /// The number of questions whether its loop turns.
     questions: u64,
-    /// The questions about ids of jobs.
-    sought: Vec<Sought>,
     /// The questions about jobs.
-    asked: Vec<Asked>,
+    sought: Vec<Sought>,
 }
 
-impl Pending {
-    /// Forgets the questions about jobs whose answers nobody waits for any more.
-    fn forget_those_who_left(&mut self) {
-        self.asked.retain(|(_, sender)| !sender.is_closed());
-    }
-}
-
-/// What was given to a dispatcher: options, and questions about ids of jobs.
+/// What was given to a dispatcher: options, and questions about jobs.
 #[derive(Debug, Default)]
 pub(super) struct Given {
     pub(super) options: Option<Box<Options>>,
@@ -51,8 +35,6 @@ pub struct Control {
 pub(super) struct ControlEnd {
     control: Control,
     pending: watch::Receiver<Pending>,
-    /// Whether there are questions about jobs.
-    is_asked: bool,
 }
 
 impl Control {
@@ -79,12 +61,12 @@ impl Control {
         let _ = answered.wait_for(|answered| *answered >= number).await;
     }
 
-    /// Asks where the jobs with this id are. The loop goes over all of its jobs for the answer, so that callers bound how often
-    /// they ask. It answers as [`Control::turn`] does: before the dispatcher runs, while it drains and after its end it never
+    /// Asks where jobs are, and what the first one that waits for a slot waits for. The loop goes over all of its jobs for the
+    /// answer, and over all lanes, so that callers bound how often they ask. It answers as [`Control::turn`] does: before the dispatcher runs, while it drains and after its end it never
     /// does, and callers need a time-out. Cancel safe.
-    pub async fn find(&self, id: &str) -> Found {
+    pub async fn find(&self, question: Question) -> Found {
         let (answer, found) = oneshot::channel();
-        let sought = Sought { id: id.to_owned(), answer };
+        let sought = Sought { question, answer };
         self.pending.send_modify(|pending| {
             // Those that nobody waits for any more must not gather in a loop that does not run.
             pending.sought.retain(|sought| !sought.answer.is_closed());
@@ -97,34 +79,11 @@ impl Control {
     }
 }
 
-impl Control {
-    /// Asks what a job of this replica waits for. The answer is `None` if no such job waits here: it may be in another replica,
-    /// in the broker, on its way to the sink, or gone. Before [`Dispatcher::run`](super::Dispatcher::run) and while the
-    /// dispatcher drains there is no answer. Cancel safe.
-    ///
-    /// # Errors
-    /// Too many questions wait for an answer.
-    pub async fn explain(&self, question: Question) -> Result<Option<Explained>, Busy> {
-        let (sender, answer) = oneshot::channel();
-        let mut asked = Some((question, sender));
-        self.pending.send_modify(|pending| {
-            pending.forget_those_who_left();
-            if pending.asked.len() < MAX_ASKED {
-                pending.asked.extend(asked.take());
-            }
-        });
-        match asked {
-            Some(_) => Err(Busy),
-            None => Ok(answer.await.unwrap_or_default()),
-        }
-    }
-}
-
 impl Default for ControlEnd {
     fn default() -> Self {
         let (pending, receiver) = watch::channel(Pending::default());
         let control = Control { pending, answered: watch::Sender::new(0) };
-        Self { control, pending: receiver, is_asked: false }
+        Self { control, pending: receiver }
     }
 }
 
@@ -145,28 +104,9 @@ impl ControlEnd {
         let mut given = Given::default();
         self.control.pending.send_if_modified(|pending| {
             given = Given { options: pending.options.take(), sought: std::mem::take(&mut pending.sought) };
-            self.is_asked = !pending.asked.is_empty();
             false
         });
         (given.options.is_some() || !given.sought.is_empty()).then_some(given)
-    }
-
-    /// Answers one of the questions about jobs. Each may look through all jobs, so that the others wait for the next turns of
-    /// the loop, which are then at once.
-    pub(super) fn answer(&mut self, explain: impl Fn(&Question) -> Option<Explained>) {
-        if !std::mem::take(&mut self.is_asked) {
-            return;
-        }
-        let mut next = None;
-        self.control.pending.send_if_modified(|pending| {
-            pending.forget_those_who_left();
-            next = (!pending.asked.is_empty()).then(|| pending.asked.remove(0));
-            !pending.asked.is_empty()
-        });
-        if let Some((question, sender)) = next {
-            // The one who asked may be gone by now.
-            let _ = sender.send(explain(&question));
-        }
     }
 
     /// Waits until there is anything to [take](Self::take). Cancel safe.
@@ -203,16 +143,17 @@ mod tests {
     }
 
     #[test]
-    fn questions_about_ids_are_taken_unless_nobody_waits_for_the_answer() {
+    fn questions_about_jobs_are_taken_unless_nobody_waits_for_the_answer() {
         let mut end = ControlEnd::default();
         let control = end.control();
-        drop(Box::pin(control.find("gone")).as_mut().now_or_never());
-        let mut finding = Box::pin(control.find("a"));
+        let about = |id: &str| Question::Id(id.to_owned());
+        drop(Box::pin(control.find(about("gone"))).as_mut().now_or_never());
+        let mut finding = Box::pin(control.find(about("a")));
         assert!(finding.as_mut().now_or_never().is_none());
         let Given { options, mut sought } = end.take().unwrap();
         assert!(options.is_none() && end.take().is_none());
-        let ids: Vec<&str> = sought.iter().map(|sought| sought.id.as_str()).collect();
-        assert_eq!(ids, ["a"]);
+        let questions: Vec<&Question> = sought.iter().map(|sought| &sought.question).collect();
+        assert_eq!(questions, [&about("a")]);
         let found = Found { is_cancelled: true, ..Found::default() };
         sought.remove(0).answer.send(found.clone()).unwrap();
         assert_eq!(finding.now_or_never(), Some(found));
@@ -226,49 +167,5 @@ mod tests {
         assert!(one.as_mut().now_or_never().is_none() && two.as_mut().now_or_never().is_none());
         assert!(end.take().is_none());
         assert!(one.now_or_never().is_some() && two.now_or_never().is_some());
-    }
-
-    fn about(id: &str) -> Question {
-        Question::Job(id.to_owned())
-    }
-
-    #[test]
-    fn each_turn_answers_one_question_about_a_job_in_their_order() {
-        let mut end = ControlEnd::default();
-        let control = end.control();
-        let mut asked = ["a", "b", "c"].map(|id| Box::pin(control.explain(about(id))));
-        assert!(asked.iter_mut().all(|asked| asked.as_mut().now_or_never().is_none()));
-        let [a, b, c] = asked;
-        drop(b);
-        let answered = std::cell::RefCell::new(Vec::new());
-        let turn = |end: &mut ControlEnd| {
-            assert!(end.take().is_none());
-            end.answer(|question| {
-                answered.borrow_mut().push(question.clone());
-                None
-            });
-        };
-        turn(&mut end);
-        assert_eq!(*answered.borrow(), [about("a")]);
-        assert_eq!(a.now_or_never(), Some(Ok(None)));
-        assert!(end.changed().now_or_never().is_some(), "the next turn is at once");
-        turn(&mut end);
-        assert_eq!(*answered.borrow(), [about("a"), about("c")], "nobody waits for the other one");
-        assert_eq!(c.now_or_never(), Some(Ok(None)));
-        assert!(end.changed().now_or_never().is_none());
-        turn(&mut end);
-        assert_eq!(answered.borrow().len(), 2);
-    }
-
-    #[test]
-    fn no_more_questions_about_jobs_wait_than_there_may_be() {
-        let mut end = ControlEnd::default();
-        let control = end.control();
-        let mut asked: Vec<_> = (0..MAX_ASKED).map(|_| Box::pin(control.explain(about("a")))).collect();
-        assert!(asked.iter_mut().all(|asked| asked.as_mut().now_or_never().is_none()));
-        assert_eq!(control.explain(about("b")).now_or_never(), Some(Err(Busy)));
-        asked.pop();
-        assert_eq!(control.explain(about("b")).now_or_never(), None, "one has left");
-        assert!(end.take().is_none());
     }
 }

@@ -1,35 +1,50 @@
-//! Where the jobs with an id are, as far as one dispatcher knows.
+//! Where jobs are and what they wait for, as far as one dispatcher knows.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::source::ParkReason;
+use super::view::{Binding, lane_binding};
+use crate::pace::WaiterPlace;
 use crate::time::Micros;
 
 /// The most jobs that an answer has: many may have the same id.
 pub(super) const MOST_FOUND: usize = 10;
 
-/// The most parked jobs that are remembered.
+/// The most jobs that were parked last and are remembered.
 const MOST_PARKED: usize = 500;
 
-/// What a dispatcher knows of the jobs with an id.
+/// Which jobs are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Those with this id.
+    Id(String),
+    /// The next one without a slot of the lane with this name.
+    Lane(String),
+}
+
+/// What a dispatcher knows of the jobs in question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// The jobs that it holds: ten at most.
     pub jobs: Vec<FoundJob>,
-    /// The last job with this id that it parked, unless that came back to it.
+    /// The last job with the id in question that it parked, unless that came back to it.
     pub parked: Option<ParkedJob>,
-    /// Whether jobs with this id are cancelled.
+    /// Whether jobs with that id are cancelled.
     pub is_cancelled: bool,
 }
 
 /// A job that a dispatcher holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundJob {
+    /// Its id.
+    pub id: String,
     /// Where it is.
     pub place: JobPlace,
+    /// Its place among those that wait for a slot, of the first one found that does.
+    pub turn: Option<Turn>,
     /// When a replica first took it, by the wall clock; `None` where that is not known.
     pub first_seen: Option<Micros>,
     /// How often it was handed to the sink before; `None` where that is not known.
@@ -39,11 +54,11 @@ pub struct FoundJob {
 /// Where a job is that a dispatcher holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobPlace {
-    /// It waits for a slot.
-    Waiting {
-        /// The number of jobs of its lane that are before it here.
-        ahead: usize,
-    },
+    /// It waits for a slot, or for the answer of the store, which is asked for one.
+    Waiting,
+    /// It waits for the end of a window of the downstream's limits at this instant, since it costs more than is left of the
+    /// window.
+    Window(Instant),
     /// It may only go from this instant on.
     Delayed(Instant),
     /// It waits for another attempt, until this instant.
@@ -54,6 +69,25 @@ pub enum JobPlace {
     Working,
     /// It waits until this replica can use the downstream again.
     Halted,
+}
+
+/// The place of a job among those that wait for a slot here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The name of its lane; `None` without `lanes.by`.
+    pub lane: Option<String>,
+    /// The number of jobs of its lane, or of its plan without lanes.
+    pub waiting: usize,
+    /// The number of those that go before it.
+    pub ahead: usize,
+    /// The number of jobs of all lanes that go before it, besides those that have a slot.
+    pub before: u64,
+    /// When the downstream has its next slot for these jobs and this one, as far as is known.
+    pub next: Instant,
+    /// When the limits and pauses of its lane let it go, if none is added.
+    pub own: Instant,
+    /// Which of them is the last one to do so; `None` if they let it go now.
+    pub binding: Option<Binding>,
 }
 
 /// A job that a dispatcher parked: it is in the broker, or another replica has taken it since.
@@ -67,35 +101,54 @@ pub struct ParkedJob {
     pub reason: ParkReason,
 }
 
-/// A question about an id.
+/// A question, and where its answer goes.
 #[derive(Debug)]
 pub(super) struct Sought {
-    pub(super) id: String,
+    pub(super) question: Question,
     pub(super) answer: oneshot::Sender<Found>,
 }
 
-/// The jobs that were parked last, the latest at the end.
+/// The jobs that were parked last. Each call takes the same time, however many are remembered: a whole window may be parked, or
+/// come back, at once.
 #[derive(Debug, Default)]
-pub(super) struct ParkedLately(VecDeque<(String, ParkedJob)>);
+pub(super) struct ParkedLately {
+    /// The latest of each id, with the number of its parking.
+    jobs: HashMap<String, (u64, ParkedJob)>,
+    /// The ids and numbers of the last parkings in their order, those of jobs that came back among them.
+    order: VecDeque<(String, u64)>,
+    /// The number of all parkings.
+    count: u64,
+}
 
 impl ParkedLately {
     /// Remembers a job that is parked, in place of the one that was parked first.
     pub(super) fn add(&mut self, id: &str, job: ParkedJob) {
-        self.forget(id);
-        if self.0.len() >= MOST_PARKED {
-            self.0.pop_front();
+        self.count += 1;
+        self.jobs.insert(id.to_owned(), (self.count, job));
+        self.order.push_back((id.to_owned(), self.count));
+        if self.order.len() > MOST_PARKED
+            && let Some((id, number)) = self.order.pop_front()
+            && self.jobs.get(&id).is_some_and(|(latest, _)| *latest == number)
+        {
+            self.jobs.remove(&id);
         }
-        self.0.push_back((id.to_owned(), job));
     }
 
     /// Forgets a job, since it came back or was not parked.
     pub(super) fn forget(&mut self, id: &str) {
-        self.0.retain(|(other, _)| other != id);
+        self.jobs.remove(id);
     }
 
     /// The job with this id.
     pub(super) fn get(&self, id: &str) -> Option<ParkedJob> {
-        self.0.iter().find(|(other, _)| other == id).map(|(_, job)| *job)
+        self.jobs.get(id).map(|(_, job)| *job)
+    }
+}
+
+impl From<WaiterPlace> for Turn {
+    fn from(place: WaiterPlace) -> Self {
+        let WaiterPlace { lane, waiting, ahead, before, next, own, wait } = place;
+        Self { lane, waiting, ahead, before, next, own, binding: lane_binding(wait) }
     }
 }
 
@@ -111,14 +164,20 @@ mod tests {
             parked.add(&id.to_string(), job(at));
         }
         assert_eq!(parked.get("0"), Some(job(0)));
-        parked.add("7", job(1000));
-        assert_eq!((parked.0.len(), parked.get("7")), (MOST_PARKED, Some(job(1000))), "each once");
+        parked.add("1", job(1000));
+        assert_eq!((parked.get("0"), parked.get("1")), (None, Some(job(1000))), "the first one is replaced");
         parked.add("new", job(1001));
         assert_eq!(
-            (parked.0.len(), parked.get("0"), parked.get("new")),
-            (MOST_PARKED, None, Some(job(1001)))
+            (parked.get("1"), parked.get("2")),
+            (Some(job(1000)), Some(job(2))),
+            "it was parked again"
         );
         parked.forget("new");
+        parked.forget("never");
         assert_eq!(parked.get("new"), None);
+        let (jobs, order) = (parked.jobs.len(), parked.order.len());
+        assert_eq!((jobs, order), (MOST_PARKED - 1, MOST_PARKED), "one came back");
+        (0..).zip(0..2 * MOST_PARKED).for_each(|(at, _)| parked.add("same", job(at)));
+        assert_eq!((parked.jobs.len(), parked.order.len()), (1, MOST_PARKED));
     }
 }

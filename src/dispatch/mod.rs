@@ -15,7 +15,6 @@ mod control;
 mod cost;
 mod discard;
 mod entry;
-mod explain;
 mod failures;
 mod find;
 mod flight;
@@ -50,9 +49,8 @@ pub use crate::pace::release::clock::{Alarm, Precision, ReleaseClock, ThreadCloc
 pub use crate::pace::{LaneRules, OnLimit, OnUnavailable, Peers, window};
 pub use control::Control;
 pub use cost::{max_cost, max_cost_of, max_cost_without};
-pub use explain::{Busy, Explained, JobWait, Question, Turn};
 pub use failures::{Failure, KindCount, Outage};
-pub use find::{Found, FoundJob, JobPlace, ParkedJob};
+pub use find::{Found, FoundJob, JobPlace, ParkedJob, Question, Turn};
 pub use intake::{job_cost, too_far};
 pub use job_log::TARGET as JOB_LOG;
 pub use retry::{Backoff, RetryPolicy, StatusRetry};

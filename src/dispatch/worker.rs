@@ -28,7 +28,6 @@ use crate::sink::{Response, Soon};
 mod again;
 mod cancel;
 mod drain;
-mod explain;
 mod find;
 mod halt;
 mod park;
@@ -166,7 +165,6 @@ impl Worker {
                 options.into_iter().for_each(|options| self.reload(*options));
                 sought.into_iter().for_each(|sought| self.answer(sought));
             }
-            inputs.control.answer(|question| self.explain(question));
             let now = Instant::now();
             self.tick(now, &source);
             if ends_at.is_some_and(|end| now >= end || !self.engine.has_slots_by(end)) {

@@ -7,10 +7,7 @@ use tokio::time::Instant;
 
 use super::{End, LaneId, Waiter};
 
-mod find;
 mod leaving;
-
-pub(crate) use find::FoundAt;
 
 /// Below this number of waiters, stale ones are not purged.
 const PURGE_THRESHOLD: usize = 1024;
@@ -288,12 +285,12 @@ impl<W: Waiter> Backlog<W> {
         self.ready.get(lane.row())?.first_key_value().map(|(_, waiter)| waiter)
     }
 
-    /// Finds a waiter, and where it is.
-    pub(crate) fn find_first(&self, is_meant: impl Fn(&W) -> bool) -> Option<(Spot, &W)> {
+    /// Returns all waiters, and where each is.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Spot, &W)> {
         let ready = self.ready.iter().flat_map(BTreeMap::values).map(|waiter| (Spot::Ready, waiter));
         let later = self.later.iter().map(|((due, _), waiter)| (Spot::Later(*due), waiter));
         let aside = self.aside.iter().map(|((ends, _), waiter)| (Spot::Aside(*ends), waiter));
-        ready.chain(later).chain(aside).find(|&(_, waiter)| is_meant(waiter))
+        ready.chain(later).chain(aside)
     }
 
     /// Whether the backlog is so long that stale waiters are to be purged.

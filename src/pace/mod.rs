@@ -23,7 +23,6 @@ mod terms;
 pub(crate) mod tests;
 mod waiter;
 
-pub(crate) use backlog::FoundAt;
 pub(crate) use engine::{
     Admission, Answered, Effect, Engine, EngineView, Hold, Refusal, Wakeups, Whereabouts,
 };

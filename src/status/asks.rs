@@ -1,4 +1,4 @@
-//! Replicas ask each other where the jobs with an id are, through their summaries in the store:
+//! Replicas ask each other where jobs are, through their summaries in the store:
 //!
 //! ```text
 //! asker    question in its summary ─▶ store ─▶ the others read it, and ask their dispatchers
@@ -10,13 +10,14 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use paced::api::Millis;
-use paced::api::find::{Job, Parked};
-use paced::dispatch::{FoundJob, JobPlace, ParkedJob};
+use paced::api::find::{Job, Parked, Turn};
+use paced::dispatch::{self, FoundJob, JobPlace, ParkedJob};
 use paced::lock::lock;
 use paced::time::{Micros, wall_now};
 use tokio::time::{Instant, timeout};
 
 use super::dispatchers::Dispatchers;
+use super::estimate::bound_of_lane;
 use super::summary::{Answer, Asked, Question, Summary};
 
 /// The most questions that are answered at a time: each replica has one at most, while somebody looks for a job there.
@@ -55,9 +56,13 @@ impl Asks {
     }
 
     /// Asks the others from the next report on, in place of an earlier question.
-    pub(super) fn ask(&self, downstream: &str, id: &str) -> Asking<'_> {
+    pub(super) fn ask(&self, downstream: &str, question: &dispatch::Question) -> Asking<'_> {
         let number = wall_now().0;
-        let question = Question { number, downstream: downstream.to_owned(), id: id.to_owned() };
+        let (id, lane) = match question {
+            dispatch::Question::Id(id) => (id.clone(), None),
+            dispatch::Question::Lane(lane) => (String::new(), Some(lane.clone())),
+        };
+        let question = Question { number, downstream: downstream.to_owned(), id, lane };
         lock(&self.asked).question = Some(question);
         Asking { asks: self, number }
     }
@@ -66,7 +71,10 @@ impl Asks {
     pub(super) async fn answer(&self, others: &[Summary]) -> bool {
         let asked =
             others.iter().filter_map(|other| Some((&other.replica.id, other.asked.question.as_ref()?)));
-        let asked: Vec<(&String, &Question)> = asked.take(MOST_ANSWERED).collect();
+        let mut asked: Vec<(&String, &Question)> = asked.collect();
+        // The earliest first: so each has its turn, however often others ask.
+        asked.sort_by_key(|(_, question)| question.number);
+        asked.truncate(MOST_ANSWERED);
         let (mut answers, mut is_new) = (Vec::new(), false);
         for (to, question) in asked {
             let known = self.known(to, question.number);
@@ -88,12 +96,16 @@ impl Asks {
 
     async fn find(&self, to: &str, question: &Question) -> Option<Answer> {
         let control = self.dispatchers.all().get(&question.downstream)?.control.clone();
-        let found = timeout(ANSWER_TIMEOUT, control.find(&question.id)).await.ok()?;
+        let meant = match &question.lane {
+            Some(lane) => dispatch::Question::Lane(lane.clone()),
+            None => dispatch::Question::Id(question.id.clone()),
+        };
+        let found = timeout(ANSWER_TIMEOUT, control.find(meant)).await.ok()?;
         let clock = (Instant::now(), wall_now());
         Some(Answer {
             to: to.to_owned(),
             number: question.number,
-            jobs: found.jobs.iter().map(|job| shown_job(job, clock, |_| None)).collect(),
+            jobs: found.jobs.iter().map(|job| shown_job(job, clock)).collect(),
             parked: found.parked.map(shown_parked),
         })
     }
@@ -132,28 +144,38 @@ pub(super) fn answers(
     (answers, is_whole)
 }
 
-/// A job as the API shows it, of a replica that is not named yet. `clock` has an instant by both clocks, and `gone` says when a
-/// job has gone that has this number of others before it.
-pub(crate) fn shown_job(
-    found: &FoundJob,
-    clock: (Instant, Micros),
-    gone: impl Fn(u64) -> Option<Millis>,
-) -> Job {
-    let behind = |ahead: usize| u64::try_from(ahead).unwrap_or(u64::MAX - 1);
-    let (place, at) = match found.place {
-        JobPlace::Waiting { ahead } => ("waiting", gone(behind(ahead))),
-        JobPlace::Delayed(at) => ("delayed", Some(millis(at, clock))),
-        JobPlace::Retrying(at) => ("retrying", Some(millis(at, clock))),
-        JobPlace::Slot(at) => ("held", Some(millis(at, clock))),
+/// A job as the API shows it, of a replica that is not named yet. `clock` has an instant by both clocks. When it goes, is not
+/// known yet where that depends on other replicas, and what binds is of its lane alone.
+pub(crate) fn shown_job(found: &FoundJob, clock: (Instant, Micros)) -> Job {
+    let FoundJob { id, place, turn, first_seen, attempts } = found;
+    let (place, at) = match *place {
+        JobPlace::Waiting => ("waiting", None),
+        JobPlace::Window(at) => ("waiting", Some(at)),
+        JobPlace::Delayed(at) => ("delayed", Some(at)),
+        JobPlace::Retrying(at) => ("retrying", Some(at)),
+        JobPlace::Slot(at) => ("held", Some(at)),
         JobPlace::Working => ("sending", None),
         JobPlace::Halted => ("halted", None),
     };
-    let ahead = match found.place {
-        JobPlace::Waiting { ahead } => Some(behind(ahead)),
-        _ => None,
+    let count = |jobs: usize| u64::try_from(jobs).unwrap_or(u64::MAX);
+    let shown_turn = |turn: &dispatch::Turn| Turn {
+        lane: turn.lane.clone(),
+        waiting: count(turn.waiting),
+        ahead: count(turn.ahead),
+        before: turn.before,
+        next: millis(turn.next, clock),
+        own: millis(turn.own, clock),
     };
-    let first_seen = found.first_seen.map(|at| at.0 / 1000);
-    Job { replica: String::new(), place: place.to_owned(), at, ahead, attempts: found.attempts, first_seen }
+    Job {
+        replica: String::new(),
+        id: id.clone(),
+        place: place.to_owned(),
+        at: at.map(|at| millis(at, clock)),
+        turn: turn.as_ref().map(shown_turn),
+        binding: turn.as_ref().and_then(|turn| turn.binding.as_ref()).map(bound_of_lane),
+        attempts: *attempts,
+        first_seen: first_seen.map(|at| at.0 / 1000),
+    }
 }
 
 /// A parked job as the API shows it, of a replica that is not named yet.
@@ -170,6 +192,8 @@ fn millis(at: Instant, (now, wall): (Instant, Micros)) -> Millis {
 
 #[cfg(test)]
 mod tests {
+    use paced::dispatch::Binding;
+
     use super::super::summary::{Identity, Own};
     use super::*;
 
@@ -193,19 +217,44 @@ mod tests {
     fn places_and_instants_are_shown_by_the_wall_clock() {
         let (now, wall) = (Instant::now(), Micros(NOW * 1000));
         let second = Duration::from_secs(1);
+        let found = |place, turn| {
+            let (id, first_seen, attempts) = ("a".to_owned(), Some(wall), Some(2));
+            FoundJob { id, place, turn, first_seen, attempts }
+        };
         let shown = |place| {
-            let found = FoundJob { place, first_seen: Some(wall), attempts: Some(2) };
-            let gone = |ahead| Some(i64::try_from(ahead).unwrap());
-            let Job { place, at, ahead, .. } = shown_job(&found, (now, wall), gone);
-            (place, at, ahead)
+            let Job { place, at, .. } = shown_job(&found(place, None), (now, wall));
+            (place, at)
         };
         let text = str::to_owned;
-        assert_eq!(shown(JobPlace::Waiting { ahead: 7 }), (text("waiting"), Some(7), Some(7)));
-        assert_eq!(shown(JobPlace::Delayed(now + second)), (text("delayed"), Some(NOW + 1000), None));
-        assert_eq!(shown(JobPlace::Retrying(now + second)), (text("retrying"), Some(NOW + 1000), None));
-        assert_eq!(shown(JobPlace::Slot(now)), (text("held"), Some(NOW), None));
-        assert_eq!(shown(JobPlace::Working), (text("sending"), None, None));
-        assert_eq!(shown(JobPlace::Halted), (text("halted"), None, None));
+        assert_eq!(shown(JobPlace::Waiting), (text("waiting"), None));
+        assert_eq!(shown(JobPlace::Window(now + second)), (text("waiting"), Some(NOW + 1000)));
+        assert_eq!(shown(JobPlace::Delayed(now + second)), (text("delayed"), Some(NOW + 1000)));
+        assert_eq!(shown(JobPlace::Retrying(now + second)), (text("retrying"), Some(NOW + 1000)));
+        assert_eq!(shown(JobPlace::Slot(now)), (text("held"), Some(NOW)));
+        assert_eq!(shown(JobPlace::Working), (text("sending"), None));
+        assert_eq!(shown(JobPlace::Halted), (text("halted"), None));
+        let binding = Binding::Limit { name: "lane.l".to_owned(), next: None };
+        let turn = dispatch::Turn {
+            lane: Some("tenant=a".to_owned()),
+            waiting: 5,
+            ahead: 3,
+            before: 7,
+            next: now + second,
+            own: now + 2 * second,
+            binding: Some(binding),
+        };
+        let shown = shown_job(&found(JobPlace::Waiting, Some(turn)), (now, wall));
+        let turn = Turn {
+            lane: Some("tenant=a".to_owned()),
+            waiting: 5,
+            ahead: 3,
+            before: 7,
+            next: NOW + 1000,
+            own: NOW + 2000,
+        };
+        assert_eq!((shown.turn, shown.id.as_str()), (Some(turn), "a"));
+        let bound = shown.binding.unwrap();
+        assert_eq!((bound.of_lane, bound.text.as_str()), (true, "the limit lane.l of its lane"));
     }
 
     #[test]
@@ -230,11 +279,11 @@ mod tests {
     #[test]
     fn a_question_is_asked_until_nobody_waits_for_answers() {
         let asks = Asks::default();
-        let first = asks.ask("billing", "a");
+        let first = asks.ask("billing", &dispatch::Question::Id("a".to_owned()));
         let question = asks.current().question.unwrap();
         assert_eq!(
-            (question.number, question.downstream.as_str(), question.id.as_str()),
-            (first.number, "billing", "a")
+            (question.number, question.downstream.as_str(), question.id.as_str(), &question.lane),
+            (first.number, "billing", "a", &None)
         );
         let later = Asking { asks: &asks, number: first.number + 1 };
         lock(&asks.asked).question = Some(Question { number: later.number, ..question });
@@ -247,13 +296,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_cannot_be_answered_is_not_and_what_nobody_asks_is_forgotten() {
         let asks = Asks::default();
-        let question = |number| Question { number, downstream: "billing".to_owned(), id: "a".to_owned() };
+        let question = |number| Question {
+            number,
+            downstream: "billing".to_owned(),
+            id: "a".to_owned(),
+            ..Question::default()
+        };
         let asking = |number| Asked { question: Some(question(number)), ..Asked::default() };
         assert!(asks.answer(&[summary("a", asking(7))]).await, "it was looked for");
         assert!(asks.current().answers.is_empty(), "it is no downstream of this replica");
         lock(&asks.asked).answers = answer("a", 7).answers;
         assert!(!asks.answer(&[summary("a", asking(7))]).await, "it has its answer");
         assert_eq!(asks.current().answers.len(), 1);
+        let six: Vec<Summary> = (0..6).map(|n| summary(&n.to_string(), asking(9 - n))).collect();
+        lock(&asks.asked).answers = (0..6).flat_map(|n: i64| answer(&n.to_string(), 9 - n).answers).collect();
+        asks.answer(&six).await;
+        let answered: Vec<String> = asks.current().answers.into_iter().map(|answer| answer.to).collect();
+        assert_eq!(answered, ["5", "4", "3", "2"], "those who asked first");
         asks.answer(&[summary("a", Asked::default())]).await;
         assert!(asks.current().answers.is_empty());
     }

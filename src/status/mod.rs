@@ -13,8 +13,8 @@
 mod asks;
 mod binding_log;
 mod dispatchers;
+mod estimate;
 mod exchange;
-mod explain;
 mod fleet;
 mod known;
 mod observer;
@@ -33,6 +33,7 @@ pub(crate) mod words;
 
 pub(crate) use asks::{Asks, shown_job, shown_parked};
 pub(crate) use dispatchers::{Dispatchers, Handle};
+pub(crate) use estimate::estimate;
 pub(crate) use observer::{Observer, Watch};
 pub(crate) use orphans::UNSERVED;
 pub(crate) use shared::{Broker, OwnTerms, Parts};

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use paced::api::explain::Explanation;
-use paced::api::state::{self, Downstream, History, State};
-use paced::api::{Millis, Pause};
-use paced::dispatch::Explained;
+use paced::api::Pause;
+use paced::api::state::{self, History, State};
+use paced::dispatch::Question;
 use paced::failpoint;
 use paced::lock::lock;
 use paced::store::RecordState;
@@ -19,11 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::asks::answers;
 use super::exchange::Exchange;
-use super::explain;
 use super::rates::Steps;
 use super::reporting::report;
 use super::sampler::{STEP, Sampler};
-use super::shared::{Parts, ROUND_SPACING, Shared, Watched, gone_at};
+use super::shared::{Parts, ROUND_SPACING, Shared, Watched};
 use super::summary::{Answer, Summary};
 
 /// How long somebody who looks waits for a fresh state.
@@ -135,19 +133,11 @@ impl Watch {
         }
     }
 
-    /// About when this number of jobs of a downstream have gone, over all replicas, by its own limits; `None` where nobody can tell,
-    /// as in a pause.
-    pub(crate) fn gone_at(&self, downstream: &Downstream, jobs: u64, now: Millis) -> Option<Millis> {
-        let all = self.0.parts.dispatchers.all();
-        let view = &all.get(&downstream.name)?.view;
-        gone_at(downstream, &view.snapshot(), jobs, now)
-    }
-
-    /// Asks all other replicas that have this downstream where the jobs with this id are, for some seconds; one question at a
-    /// time. Returns the answers by the ids of the replicas. Cancel safe: the question is taken back.
-    pub(crate) async fn ask_others(&self, downstream: &str, id: &str) -> BTreeMap<String, Answer> {
+    /// Asks all other replicas that have this downstream where jobs are, for some seconds; one question at a time. Returns the
+    /// answers by the ids of the replicas. Cancel safe: the question is taken back.
+    pub(crate) async fn ask_others(&self, downstream: &str, question: &Question) -> BTreeMap<String, Answer> {
         let Parts { identity, asks, .. } = &self.0.parts;
-        let asking = asks.ask(downstream, id);
+        let asking = asks.ask(downstream, question);
         report(&self.0).await;
         let end = Instant::now() + failpoint::interval(ANSWERS);
         loop {
@@ -160,15 +150,6 @@ impl Watch {
             self.0.request_round();
             sleep(failpoint::interval(ASKED_EVERY)).await;
         }
-    }
-
-    /// What a job of this downstream waits for, by the answer of its dispatcher; `None` while nothing is known of the downstream.
-    /// Cancel safe.
-    pub(crate) async fn explanation(&self, name: &str, explained: Explained) -> Option<Explanation> {
-        let state = self.state().await;
-        let downstream = state.downstreams.iter().find(|downstream| downstream.name == name)?;
-        let snapshot = self.0.parts.dispatchers.all().get(name)?.view.snapshot();
-        Some(explain::explanation(&state.replica, downstream, &snapshot, explained))
     }
 
     /// Why the store does not answer, if it does not.

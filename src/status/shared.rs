@@ -218,12 +218,7 @@ fn through_at(downstream: &Downstream, snapshot: &Snapshot, now: Millis) -> Opti
     clippy::cast_possible_truncation,
     reason = "an estimate, and a cast of a float saturates"
 )]
-pub(super) fn gone_at(
-    downstream: &Downstream,
-    snapshot: &Snapshot,
-    jobs: u64,
-    now: Millis,
-) -> Option<Millis> {
+fn gone_at(downstream: &Downstream, snapshot: &Snapshot, jobs: u64, now: Millis) -> Option<Millis> {
     let span = match downstream.binding.reason.as_str() {
         "limit" | "idle" => snapshot.delay(jobs).as_secs_f64() * 1000.0,
         "concurrency" if downstream.releases.rate > 0.0 => jobs as f64 / downstream.releases.rate * 1000.0,

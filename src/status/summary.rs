@@ -57,13 +57,15 @@ pub(super) struct Asked {
     pub(super) answers: Vec<Answer>,
 }
 
-/// Where the jobs with an id are.
+/// Where jobs are: those with this id, or the next one of this lane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Question {
     /// The number of the question, which distinguishes it from earlier ones of its replica.
     pub(super) number: i64,
     pub(super) downstream: String,
     pub(super) id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) lane: Option<String>,
 }
 
 /// An answer to the question with this number of the replica `to`.

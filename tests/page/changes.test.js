@@ -189,7 +189,7 @@ scene("find a job by its id, and cancel it", async () => {
     // The state of the downstream is a second old at most.
     await until("the job is found behind the pause", 20, async () => {
       const text = await findAgain(page);
-      return text.includes("it waits for a slot at replica") && text.includes("what holds jobs back: paused");
+      return text.includes("it waits for a slot at replica") && text.includes("what holds it back: paused");
     });
     await page.locator("#find-cancel").click();
     assert.equal(await page.locator("#change-ids").inputValue(), id);

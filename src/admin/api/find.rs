@@ -1,6 +1,6 @@
-//! Where the jobs with an id are: what the dispatcher of this replica holds and remembers, and those of others.
+//! Where jobs are and what they wait for: what the dispatcher of this replica holds and remembers, and those of others.
 //!
-//! A dispatcher goes over all of its jobs for each question, in the loop that releases them. So one request at a time asks, and
+//! A dispatcher goes over all of its jobs and lanes for each question, in the loop that releases them. So one request at a time asks, and
 //! not again at once.
 
 use std::collections::BTreeMap;
@@ -10,16 +10,16 @@ use std::time::Duration;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use paced::api::find::{Found, Job, Parked};
+use paced::api::find::{Found, Job, Parked, Turn};
 use paced::api::state;
-use paced::dispatch;
+use paced::dispatch::{self, Question};
 use paced::time::wall_now;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Api;
 use crate::admin::reply::{Refusal, answer};
-use crate::status::{Answer, Dispatchers, shown_job, shown_parked, words};
+use crate::status::{Answer, Dispatchers, Handle, estimate, shown_job, shown_parked, words};
 
 /// How long a dispatcher may take for its answer. Its loop runs within milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,11 +27,15 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a request waits for those before it.
 const TURN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The least time between two questions: with a full window the loop is busy for some milliseconds with each.
+/// The least time between two questions, and how many times as long as the answer took it is at least, up to a bound: with a full
+/// window and many lanes the loop is busy for some milliseconds with each, and hands out no slots meanwhile.
 const SPACING: Duration = Duration::from_millis(50);
+const TIMES_ANSWER: u32 = 20;
+const LONGEST_SPACING: Duration = Duration::from_secs(1);
 
-/// The longest id, in bytes.
+/// The longest id, and the longest name of a lane, in bytes.
 const LONGEST_ID: usize = 255;
+const LONGEST_LANE: usize = 4096;
 
 /// The dispatchers that are asked for jobs, and the turns of requests: to ask one of them, and to ask the other replicas.
 pub(super) struct Seeker {
@@ -47,11 +51,9 @@ impl Seeker {
         Self { dispatchers, turn, turn_of_others }
     }
 
-    /// What the dispatcher of a downstream knows of an id. Cancel safe.
-    async fn ask(&self, downstream: &str, id: &str) -> Result<dispatch::Found, Refusal> {
-        let control = self.dispatchers.all().get(downstream).ok_or_else(silent)?.control.clone();
-        let id = id.to_owned();
-        self.in_turn(async move { control.find(&id).await }).await
+    /// The dispatcher of a downstream.
+    fn dispatcher(&self, downstream: &str) -> Result<Handle, Refusal> {
+        self.dispatchers.all().get(downstream).cloned().ok_or_else(silent)
     }
 
     /// Asks this question, once it is its turn. Cancel safe: the next one has its turn no earlier for that.
@@ -63,10 +65,12 @@ impl Seeker {
         let turn = timeout(TURN_TIMEOUT, turn.acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok).ok_or_else(crowded)?;
         let asked = tokio::spawn(async move {
-            let found = timeout(ANSWER_TIMEOUT, question).await;
-            sleep(SPACING).await;
+            let start = Instant::now();
+            let found = timeout(ANSWER_TIMEOUT, question).await.ok();
+            let took = found.as_ref().map_or(Duration::ZERO, |_| start.elapsed());
+            sleep((took * TIMES_ANSWER).clamp(SPACING, LONGEST_SPACING)).await;
             drop(turn);
-            found.ok()
+            found
         });
         // The runtime reports a panic.
         asked.await.ok().flatten().ok_or_else(silent)
@@ -77,11 +81,11 @@ impl Seeker {
         &self,
         api: &Api,
         downstream: &str,
-        id: &str,
+        question: &Question,
     ) -> Result<BTreeMap<String, Answer>, Refusal> {
         let turn = timeout(TURN_TIMEOUT, self.turn_of_others.acquire()).await;
         let _turn = turn.ok().and_then(Result::ok).ok_or_else(crowded)?;
-        Ok(api.watch.ask_others(downstream, id).await)
+        Ok(api.watch.ask_others(downstream, question).await)
     }
 }
 
@@ -102,34 +106,42 @@ pub(super) async fn find(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
     api.operations.known(&name)?;
-    let (id, asks_others) = sought(query.as_deref().unwrap_or_default())?;
-    let found = api.seeker.ask(&name, &id).await?;
-    let others = if asks_others { api.seeker.ask_others(&api, &name, &id).await? } else { BTreeMap::new() };
+    let (question, asks_others) = sought(query.as_deref().unwrap_or_default())?;
+    let Handle { control, view, .. } = api.seeker.dispatcher(&name)?;
+    let meant = question.clone();
+    let found = api.seeker.in_turn(async move { control.find(meant).await }).await?;
+    let others =
+        if asks_others { api.seeker.ask_others(&api, &name, &question).await? } else { BTreeMap::new() };
     let state = api.watch.state().await;
     let unknown = state::Downstream { name, ..state::Downstream::default() };
     let known = state.downstreams.iter().find(|downstream| downstream.name == unknown.name);
     let downstream = known.unwrap_or(&unknown);
-    let answered = describe(&api, &state, (downstream, id), (&found, others));
-    Ok(answer(&answered))
+    let mut found = describe(question, (&state.replica, downstream), &found, others);
+    let snapshot = view.snapshot();
+    found.jobs.iter_mut().for_each(|job| estimate(job, downstream, &snapshot));
+    found.text = lines(&found, downstream);
+    Ok(answer(&found))
 }
 
 /// What this replica has found, and what others have answered.
 fn describe(
-    api: &Api,
-    state: &state::State,
-    (downstream, id): (&state::Downstream, String),
-    (found, others): (&dispatch::Found, BTreeMap<String, Answer>),
+    question: Question,
+    (me, downstream): (&String, &state::Downstream),
+    found: &dispatch::Found,
+    others: BTreeMap<String, Answer>,
 ) -> Found {
-    let (me, clock) = (&state.replica, (Instant::now(), wall_now()));
-    let replicas = u64::try_from(downstream.parts.replicas.len()).unwrap_or(1).max(1);
-    // Each replica has about the same part of the pace.
-    let gone = |ahead: u64| api.watch.gone_at(downstream, (ahead + 1).saturating_mul(replicas), state.now);
-    let mine = |job| Job { replica: me.clone(), ..shown_job(job, clock, gone) };
+    let clock = (Instant::now(), wall_now());
+    let (id, lane) = match question {
+        Question::Id(id) => (Some(id), None),
+        Question::Lane(lane) => (None, Some(lane)),
+    };
+    let mine = |job| Job { replica: me.clone(), ..shown_job(job, clock) };
     let is_silent = |id: &&String| *id != me && !others.contains_key(*id);
     let not_asked =
         downstream.parts.replicas.iter().map(|share| &share.id).filter(is_silent).cloned().collect();
     let mut found = Found {
         id,
+        lane,
         now: clock.1.0 / 1000,
         replica: me.clone(),
         not_asked,
@@ -144,17 +156,20 @@ fn describe(
         found.parked = found.parked.into_iter().chain(parked).max_by_key(|parked| parked.at);
     }
     found.parked = found.parked.filter(|_| found.jobs.is_empty());
-    found.text = lines(&found, downstream);
     found
 }
 
-/// The id that a query names, as `id=invoice-4711`, and whether the other replicas are asked too: `others=true`.
-fn sought(query: &str) -> Result<(String, bool), Refusal> {
+/// The jobs that a query names, as `id=invoice-4711` or `lane=tenant%3Dacme`, and whether the other replicas are asked too:
+/// `others=true`.
+fn sought(query: &str) -> Result<(Question, bool), Refusal> {
     let (mut sought, mut asks_others) = (None, false);
     for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
         match (&*name, &*value) {
             ("id", id) if sought.is_none() && (1..=LONGEST_ID).contains(&id.len()) => {
-                sought = Some(id.to_owned())
+                sought = Some(Question::Id(id.to_owned()));
+            }
+            ("lane", lane) if sought.is_none() && lane.len() <= LONGEST_LANE => {
+                sought = Some(Question::Lane(lane.to_owned()));
             }
             ("others", "true") => asks_others = true,
             ("others", "false") => asks_others = false,
@@ -166,7 +181,8 @@ fn sought(query: &str) -> Result<(String, bool), Refusal> {
     }
     let wrong = || {
         let text = format!(
-            "write ?id=ID with the id of a job, of 1 to {LONGEST_ID} bytes, and perhaps &others=true"
+            "write ?id=ID with the id of a job, of 1 to {LONGEST_ID} bytes, or ?lane=LANE with the name of a lane, of at \
+             most {LONGEST_LANE} bytes, and perhaps &others=true"
         );
         Refusal::wrong(text)
     };
@@ -176,9 +192,16 @@ fn sought(query: &str) -> Result<(String, bool), Refusal> {
 /// What is known, in lines for people.
 fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     let replica = &found.replica;
-    let mut lines: Vec<String> = found.jobs.iter().map(line).collect();
-    if found.jobs.iter().any(|job| job.place == "waiting") {
-        lines.push(format!("what holds jobs back: {}", downstream.binding.text));
+    let mut lines = Vec::new();
+    for job in &found.jobs {
+        let name = found.lane.as_ref().map(|_| format!("job {}: ", job.id)).unwrap_or_default();
+        lines.push(format!("{name}{}", line(job)));
+        if let Some(bound) = &job.binding {
+            let text = format!("what holds it back: {}", bound.text);
+            if !lines.contains(&text) {
+                lines.push(text);
+            }
+        }
     }
     if let Some(Parked { replica, at, until, reason }) = &found.parked {
         let [at, until] = [*at, *until].map(words::instant);
@@ -194,11 +217,19 @@ fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
         return lines;
     }
     if found.parked.is_none() {
-        lines.push(format!("replica {replica} does not hold it, and has not parked it lately"));
+        lines.push(match &found.lane {
+            Some(lane) => format!(
+                "no job of the lane `{lane}` waits for a slot at replica {replica}; a lane is written with all of its parts, \
+                 as `paced status {}` shows it",
+                downstream.name
+            ),
+            None => format!("replica {replica} does not hold it, and has not parked it lately"),
+        });
     }
     if !found.not_asked.is_empty() {
+        let jobs = if found.lane.is_some() { "such jobs" } else { "it" };
         lines.push(format!(
-            "these replicas were not asked, or did not answer, and may hold it: {}",
+            "these replicas were not asked, or did not answer, and may hold {jobs}: {}",
             found.not_asked.join(", ")
         ));
     }
@@ -206,7 +237,7 @@ fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     lines
 }
 
-/// What RabbitMQ holds of the downstream, where nobody can look for an id but among dead letters.
+/// What RabbitMQ holds of the downstream, where nobody can look for a job but among dead letters.
 fn in_broker(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     let queues = &downstream.queues;
     let count =
@@ -218,9 +249,8 @@ fn in_broker(found: &Found, downstream: &state::Downstream) -> Vec<String> {
             "RabbitMQ has {queued} queued and {parked} parked job(s), which nobody can look through"
         ));
     }
-    if queues.dead != Some(0) {
-        let (name, id) = (&downstream.name, &found.id);
-        let dead = count(queues.dead.map(i64::from));
+    if let Some(id) = found.id.as_ref().filter(|_| queues.dead != Some(0)) {
+        let (name, dead) = (&downstream.name, count(queues.dead.map(i64::from)));
         lines.push(format!("`paced dead list {name} --id {id}` looks through {dead} dead letter(s)"));
     }
     lines
@@ -235,11 +265,9 @@ fn line(job: &Job) -> String {
     };
     let place = match (job.place.as_str(), at) {
         ("waiting", at) => {
+            let behind = job.turn.as_ref().map(behind).unwrap_or_default();
             let about = at.map(|at| format!(", and may go at about {at}")).unwrap_or_default();
-            let ahead = job.ahead.unwrap_or_default();
-            format!(
-                "it waits for a slot at replica {replica}, behind {ahead} job(s) of its lane there{about}"
-            )
+            format!("it waits for a slot at replica {replica}{behind}{about}")
         }
         ("delayed", Some(at)) => format!("replica {replica} holds it until {at}"),
         ("retrying", Some(at)) => format!("replica {replica} holds it for its next attempt at {at}"),
@@ -248,6 +276,16 @@ fn line(job: &Job) -> String {
         _ => format!("replica {replica} holds it until the API can be used again"),
     };
     format!("{place}{attempts}")
+}
+
+/// How many go before a job.
+fn behind(Turn { lane, waiting, ahead, before, .. }: &Turn) -> String {
+    match lane {
+        Some(lane) => format!(
+            ", behind {ahead} of the {waiting} job(s) of its lane {lane} there, and {before} of all lanes"
+        ),
+        None => format!(", behind {before} job(s) there"),
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 mod body;
 mod dead;
-mod explain;
 mod find;
 mod live;
 mod operations;
@@ -19,9 +18,9 @@ use axum::response::Response;
 use paced::api::history::Changes;
 use paced::api::{
     CANCEL, CHANGES, DOWNSTREAM, DOWNSTREAM_STATUS, DOWNSTREAMS, DROP_TERMS, Downstream, Downstreams, EVENTS,
-    EXPLAIN_JOB, EXPLAIN_LANE, Endpoint, FIND, FORCE_TERMS, HISTORY, LETTER, LETTERS, PAUSE, PAUSE_VALUE,
-    PURGE_LETTERS, RATES, REPLAY_LETTERS, RESET, RESUME, RESUME_VALUE, SET_RATE, SET_WEIGHT, STATUS, TERMS,
-    UNSET_RATE, UNSET_WEIGHT,
+    Endpoint, FIND, FORCE_TERMS, HISTORY, LETTER, LETTERS, PAUSE, PAUSE_VALUE, PURGE_LETTERS, RATES,
+    REPLAY_LETTERS, RESET, RESUME, RESUME_VALUE, SET_RATE, SET_WEIGHT, STATUS, TERMS, UNSET_RATE,
+    UNSET_WEIGHT,
 };
 use paced::config::Role;
 use paced::store::RecordState;
@@ -47,8 +46,6 @@ pub(crate) struct Api {
     watch: Watch,
     letters: Letters,
     seeker: Seeker,
-    /// The dispatchers of this replica.
-    dispatchers: Dispatchers,
     /// The changes that are being made: each runs to its end, also if its client hangs up.
     changes: TaskTracker,
 }
@@ -60,8 +57,8 @@ impl Api {
         letters: Letters,
         dispatchers: Dispatchers,
     ) -> Self {
-        let seeker = Seeker::new(dispatchers.clone());
-        Self { operations, watch, letters, seeker, dispatchers, changes: TaskTracker::new() }
+        let seeker = Seeker::new(dispatchers);
+        Self { operations, watch, letters, seeker, changes: TaskTracker::new() }
     }
 
     /// The record of a downstream as the store has it now; from memory, as in a list, if requests would read the store too
@@ -108,8 +105,6 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         Route::to(&DOWNSTREAM, Rule::Read, (one, api)),
         Route::to(&DOWNSTREAM_STATUS, Rule::Read, (live::status_of_one, api)),
         Route::to(&FIND, Rule::Read, (find::find, api)),
-        Route::to(&EXPLAIN_JOB, Rule::Read, (explain::job, api)),
-        Route::to(&EXPLAIN_LANE, Rule::Read, (explain::lane, api)),
         order(&PAUSE, api),
         order(&RESUME, api),
         order(&RESET, api),

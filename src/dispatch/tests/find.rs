@@ -1,22 +1,22 @@
-//! A job is found by its id, wherever it waits.
+//! A job is found by its id, wherever it waits, and the place of one that waits for a slot is known.
 
 use super::parking::not_before;
 use super::parts::ScriptedParking;
 use super::*;
-use crate::dispatch::{Backoff, Found, FoundJob, JobPlace, ParkReason, Stay};
+use crate::dispatch::{Backoff, Found, FoundJob, JobPlace, ParkReason, Question, Stay};
 use crate::store::TombstoneCall;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn find(bench: &Bench, id: &str) -> Found {
-    bench.control().find(id).await
+    bench.control().find(Question::Id(id.to_owned())).await
 }
 
 /// The one job with this id.
 async fn job(bench: &Bench, id: &str) -> FoundJob {
     let found = find(bench, id).await;
     let [job] = &found.jobs[..] else { panic!("{id}: {found:?}") };
-    *job
+    job.clone()
 }
 
 #[tokio::test(start_paused = true)]
@@ -33,10 +33,12 @@ async fn a_job_is_found_wherever_it_waits() {
     let slot = start + Duration::from_millis(500);
     assert!(at >= slot && at <= slot + 2 * QUICK, "{:?}", at.saturating_duration_since(slot));
     let last = job(&bench, "19").await;
-    let JobPlace::Waiting { ahead } = last.place else { panic!("{last:?}") };
-    assert!((1..19).contains(&ahead), "{ahead}");
+    let ahead = |job: &FoundJob| job.turn.as_ref().map(|turn| turn.ahead);
+    assert!((1..19).contains(&ahead(&last).unwrap()), "{last:?}");
+    assert_eq!((last.id.as_str(), last.place), ("19", JobPlace::Waiting));
     assert_eq!((last.attempts, last.first_seen.is_some()), (Some(0), true));
-    assert_eq!(job(&bench, "18").await.place, JobPlace::Waiting { ahead: ahead - 1 });
+    let other = job(&bench, "18").await;
+    assert_eq!((other.place, ahead(&other)), (JobPlace::Waiting, ahead(&last).map(|ahead| ahead - 1)));
     let JobPlace::Delayed(due) = job(&bench, "later").await.place else { panic!("it waits for no time") };
     assert!(due > start + 28 * SECOND && due < start + 31 * SECOND);
     assert_eq!(find(&bench, "none").await, Found::default());
@@ -52,7 +54,11 @@ async fn all_with_one_id_are_found_up_to_a_bound() {
     tokio::time::sleep(SECOND).await;
     let found = find(&bench, "same").await;
     assert_eq!(found.jobs.len(), 10);
-    assert!(found.jobs.iter().all(|job| matches!(job.place, JobPlace::Waiting { .. })), "{found:?}");
+    assert!(found.jobs.iter().all(|job| job.place == JobPlace::Waiting), "{found:?}");
+    let turns: Vec<Option<usize>> =
+        found.jobs.iter().map(|job| job.turn.as_ref().map(|turn| turn.ahead)).collect();
+    assert_eq!(turns.iter().flatten().count(), 1, "of the first one alone: {turns:?}");
+    assert_eq!(turns.iter().flatten().next(), Some(&0), "{turns:?}");
 }
 
 #[tokio::test(start_paused = true)]

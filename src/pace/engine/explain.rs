@@ -1,4 +1,4 @@
-//! Where one waiter is, and what it waits for.
+//! Where waiters are, and the place of one that waits for a slot.
 
 use tokio::time::Instant;
 
@@ -9,11 +9,11 @@ use crate::pace::schedule::{LaneWait, WaiterPlace};
 use crate::pace::{LaneId, Waiter, limit_delay};
 
 /// Where a waiter is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whereabouts {
-    /// It waits for a slot.
-    Waits(WaiterPlace),
-    /// A slot is being requested for it.
+    /// It waits for a slot: [`Engine::place_of`] says for how long.
+    Ready,
+    /// A slot is being requested for it, or it is the trial of a suspended engine.
     Requested,
     /// It has a slot at this instant.
     Held(Instant),
@@ -24,33 +24,28 @@ pub(crate) enum Whereabouts {
 }
 
 impl<W: Waiter> Engine<W> {
-    /// Finds the waiter that `is_meant` selects. It looks through all waiters.
-    pub(crate) fn find_first(&self, is_meant: impl Fn(&W) -> bool) -> Option<(Whereabouts, &W)> {
-        if let Some(held) = self.release.find(&is_meant) {
-            return Some((Whereabouts::Held(held.deadline.instant()), &held.waiter));
-        }
-        if let Some(waiter) = self.pacing.batch().find(|&waiter| is_meant(waiter)) {
-            return Some((Whereabouts::Requested, waiter));
-        }
-        let (spot, waiter) = self.backlog.find_first(is_meant)?;
-        let whereabouts = match spot {
-            Spot::Ready => Whereabouts::Waits(self.place_of(waiter)),
-            Spot::Later(due) => Whereabouts::Later(due),
-            Spot::Aside(ends) => Whereabouts::Window(ends),
-        };
-        Some((whereabouts, waiter))
+    /// Returns all waiters, and where each is.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Whereabouts, &W)> {
+        let held = self.release.holders().map(|(at, waiter)| (Whereabouts::Held(at), waiter));
+        let requested = self.pacing.batch().chain(self.pacing.trial());
+        let requested = requested.map(|waiter| (Whereabouts::Requested, waiter));
+        let backlog = self.backlog.all().map(|(spot, waiter)| match spot {
+            Spot::Ready => (Whereabouts::Ready, waiter),
+            Spot::Later(due) => (Whereabouts::Later(due), waiter),
+            Spot::Aside(ends) => (Whereabouts::Window(ends), waiter),
+        });
+        held.chain(requested).chain(backlog)
     }
 
     /// Finds the next waiter without a slot of the lane by keys of this name.
-    pub(crate) fn find_next_of(&self, lane: &str) -> Option<(Whereabouts, &W)> {
+    pub(crate) fn next_of(&self, lane: &str) -> Option<&W> {
         let lanes = self.schedule.keyed().map(|lanes| lanes.named(lane)).unwrap_or_default();
         let next = lanes.into_iter().filter_map(|lane| self.backlog.first_waiter(lane));
-        let next = next.min_by_key(|waiter| (9 - waiter.priority().min(9), waiter.seq()))?;
-        Some((Whereabouts::Waits(self.place_of(next)), next))
+        next.min_by_key(|waiter| (9 - waiter.priority().min(9), waiter.seq()))
     }
 
-    /// The place of a ready waiter.
-    fn place_of(&self, waiter: &W) -> WaiterPlace {
+    /// The place of a ready waiter. It goes over all lanes several times.
+    pub(crate) fn place_of(&self, waiter: &W) -> WaiterPlace {
         let now = Instant::now();
         let limits: Vec<&Limit> = self.settings.limits.iter().collect();
         let next = self.next_slot(LaneId::DOWNSTREAM).max(now);

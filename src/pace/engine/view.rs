@@ -3,7 +3,6 @@
 use tokio::time::Instant;
 
 use super::Engine;
-use crate::pace::backlog::FoundAt;
 use crate::pace::schedule::LanesView;
 use crate::pace::terms::Paused;
 use crate::pace::{LaneId, OnLimit, Waiter};
@@ -81,17 +80,6 @@ impl<W: Waiter> Engine<W> {
     /// Returns how many of the waiters that may only be released later `is_meant` selects.
     pub(crate) fn count_later(&self, is_meant: impl Fn(&W) -> bool) -> usize {
         self.backlog.later().filter(|waiter| is_meant(waiter)).count()
-    }
-
-    /// Returns the waiters that `is_meant` selects, and where each is. It examines all of them. Those that are part of
-    /// a call to the store have no others before them.
-    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Vec<(FoundAt, &W)> {
-        let mut found = self.backlog.find(&is_meant);
-        let asking = self.pacing.batch().chain(self.pacing.trial()).filter(|waiter| is_meant(waiter));
-        found.extend(asking.map(|waiter| (FoundAt::Ready { ahead: 0 }, waiter)));
-        let holders = self.release.holders().filter(|(_, waiter)| is_meant(waiter));
-        found.extend(holders.map(|(at, waiter)| (FoundAt::Slot(at), waiter)));
-        found
     }
 
     /// Returns the waiters that are ready by lanes, and at most this many of their lanes; none unless lanes are made by

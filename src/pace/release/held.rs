@@ -89,11 +89,6 @@ impl<W: Waiter> HeldQueue<W> {
         self.0.iter().map(Unused::of).collect()
     }
 
-    /// Returns the first waiter that `is_meant` selects, with its slot.
-    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Option<&Held<W>> {
-        self.0.iter().find(|held| is_meant(&held.waiter))
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

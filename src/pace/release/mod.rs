@@ -150,11 +150,6 @@ impl<W: Waiter> Release<W> {
         self.held.first().map(|held| (held.waiter.lane(), held.deadline))
     }
 
-    /// Returns the first waiter that holds a slot and that `is_meant` selects.
-    pub(crate) fn find(&self, is_meant: impl Fn(&W) -> bool) -> Option<&Held<W>> {
-        self.held.find(is_meant)
-    }
-
     /// Returns the number of waiters that hold a slot.
     pub(crate) fn held(&self) -> usize {
         self.held.len()

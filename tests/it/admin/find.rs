@@ -1,4 +1,4 @@
-//! `paced find`: where a job is, as far as the replica that answers knows.
+//! `paced explain`: where a job is, and what it waits for.
 
 use serde_json::json;
 
@@ -37,7 +37,7 @@ async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
     let mut waiting = Value::Null;
     let held_back = |answer: &Value| {
         let text = answer["text"][1].as_str().unwrap_or_default();
-        text.starts_with("what holds jobs back: paused by ") && text.ends_with("a test")
+        text.starts_with("what holds it back: paused by ") && text.ends_with("a test")
     };
     until("the job waits behind the pause", LONG, async || {
         waiting = replica.find("job-3").await;
@@ -46,13 +46,14 @@ async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
     .await;
     // In a pause nobody knows when it goes.
     let job = &waiting["jobs"][0];
-    assert_eq!((&job["place"], &job["ahead"], &job["at"]), (&json!("waiting"), &json!(3), &Value::Null));
+    assert_eq!((&job["place"], &job["id"], &job["at"]), (&json!("waiting"), &json!("job-3"), &Value::Null));
+    assert_eq!((&job["turn"]["ahead"], &job["binding"]["reason"]), (&json!(3), &json!("paused")), "{job}");
     assert_eq!((&waiting["parked"], &waiting["cancelled"]), (&Value::Null, &json!(false)), "{waiting}");
 
     let soon = replica.until_in("delayed", "soon%2F1").await;
     let wait = soon["jobs"][0]["at"].as_i64().unwrap() - soon["now"].as_i64().unwrap();
     assert!(wait < 51_000 && soon["id"] == "soon/1", "{soon}");
-    let output = replica.tool(TOKEN, &["find", "billing", "soon/1"]).await;
+    let output = replica.tool(TOKEN, &["explain", "billing", "soon/1"]).await;
     let expected = format!("billing: replica {} holds it until ", soon["replica"].as_str().unwrap());
     assert!(output.code == 0 && output.stdout.starts_with(&expected), "{output:?}");
 
@@ -79,7 +80,7 @@ async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
     .await;
     assert_eq!(cancelled["cancelled"], true, "{cancelled}");
 
-    let output = replica.tool(TOKEN, &["-o", "json", "find", "billing", "nobody"]).await;
+    let output = replica.tool(TOKEN, &["-o", "json", "explain", "billing", "nobody"]).await;
     let answer: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!(
         (output.code, &answer["jobs"], &answer["cancelled"]),
@@ -87,8 +88,8 @@ async fn a_job_is_found_where_it_waits_and_where_it_is_parked() {
         "{answer}"
     );
     assert!(answer["text"][0].as_str().unwrap().contains("does not hold it"), "{answer}");
-    for args in [["find", "biling", "a"], ["find", "billing", ""]] {
-        assert_eq!(replica.tool(TOKEN, &args).await.code, 2, "{args:?}");
+    for args in [&["explain", "biling", "a"][..], &["explain", "billing", ""], &["explain", "billing"]] {
+        assert_eq!(replica.tool(TOKEN, args).await.code, 2, "{args:?}");
     }
     assert_eq!(replica.paced.stop().await, 0);
 }
@@ -133,8 +134,11 @@ async fn a_replica_asks_the_others_for_the_jobs_that_it_does_not_hold() {
         found["jobs"][0]["replica"] == others
     })
     .await;
-    assert_eq!((&found["jobs"][0]["place"], &found["not_asked"]), (&json!("waiting"), &json!([])), "{found}");
-    let output = one.tool(TOKEN, &["find", "billing", &id]).await;
+    let job = &found["jobs"][0];
+    assert_eq!((&job["place"], &found["not_asked"]), (&json!("waiting"), &json!([])), "{found}");
+    assert_eq!((&job["id"], &job["binding"]["reason"]), (&json!(id), &json!("paused")), "{found}");
+    assert!(job["turn"]["before"].is_u64(), "{found}");
+    let output = one.tool(TOKEN, &["explain", "billing", &id]).await;
     let expected = format!("billing: it waits for a slot at replica {}, behind ", others.as_str().unwrap());
     assert!(output.code == 0 && output.stdout.contains(&expected), "{output:?}");
     assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));

@@ -73,13 +73,11 @@ const REQUESTS: [(&str, &str, &str); 58] = [
 ];
 
 /// The requests whose answers need a broker or a running dispatcher: `it::admin` checks those.
-const ELSEWHERE: [&str; 12] = [
+const ELSEWHERE: [&str; 10] = [
     "GET /api/v1/downstreams",
     "GET /api/v1/downstreams/{name}/dead",
     "GET /api/v1/downstreams/{name}/dead/letter",
     "GET /api/v1/downstreams/{name}/job",
-    "GET /api/v1/downstreams/{name}/jobs/{id}",
-    "GET /api/v1/downstreams/{name}/lanes/{lane}",
     "GET /api/v1/downstreams/{name}/status",
     "GET /api/v1/events",
     "GET /api/v1/history",

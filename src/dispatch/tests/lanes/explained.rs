@@ -1,41 +1,48 @@
 //! What a job waits for, and when it goes.
 
 use super::*;
-use crate::dispatch::{Explained, JobWait, Question, Turn};
+use crate::dispatch::{FoundJob, JobPlace, Question, Turn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-async fn ask(bench: &Bench, question: Question) -> Option<Explained> {
+async fn ask(bench: &Bench, question: Question) -> Option<FoundJob> {
     let control = bench.control();
-    let asked = tokio::time::timeout(Duration::from_secs(60), control.explain(question));
-    asked.await.expect("a turn of the loop").unwrap()
+    let asked = tokio::time::timeout(Duration::from_secs(60), control.find(question));
+    asked.await.expect("a turn of the loop").jobs.pop()
 }
 
 /// The place of a job that waits for a slot.
-async fn place(bench: &Bench, id: &str) -> Option<Turn> {
-    match ask(bench, Question::Job(id.to_owned())).await?.wait {
-        JobWait::Slot(place) => Some(place),
-        _ => None,
-    }
+async fn turn(bench: &Bench, id: &str) -> Option<Turn> {
+    ask(bench, Question::Id(id.to_owned())).await?.turn
 }
 
 /// Asks for each of these jobs after two seconds when it goes. Of those that wait for a slot then, the share is returned that
 /// goes then, within 5 % of its wait and this tolerance.
 async fn right(bench: &Bench, ids: &[String], tolerance: Duration) -> f64 {
+    right_of_all(&[bench], ids, tolerance).await
+}
+
+/// The same of the jobs that these replicas have.
+async fn right_of_all(benches: &[&Bench], ids: &[String], tolerance: Duration) -> f64 {
     tokio::time::sleep(2 * SECOND).await;
     let asked_at = Instant::now();
     let mut expected = BTreeMap::new();
-    for id in ids {
-        let Some(place) = place(bench, id).await else { continue };
-        let shared = place.next + bench.view().snapshot().delay(place.before);
-        expected.insert(id.clone(), place.own.max(shared));
+    for (id, bench) in ids.iter().flat_map(|id| benches.iter().map(move |bench| (id, bench))) {
+        let Some(turn) = turn(bench, id).await else { continue };
+        let busy = benches.len() as u64;
+        let shared = turn.next + bench.view().snapshot().delay(turn.before * busy);
+        expected.insert(id.clone(), turn.own.max(shared));
     }
     assert!(asked_at.elapsed() < SECOND / 10, "the answers are of one time");
     assert!(expected.len() > ids.len() / 2, "most of them wait: {}", expected.len());
-    bench.sink.accepted(ids.len()).await;
-    let sent = bench.sink.sent.lock().unwrap();
+    let mut went = BTreeMap::new();
+    for bench in benches {
+        bench.sink.accepted(ids.len() / benches.len()).await;
+        let sent = bench.sink.sent.lock().unwrap();
+        went.extend(sent.iter().map(|sent| (sent.id.clone(), sent.at)));
+    }
     let is_right = |(id, expected): &(&String, &Instant)| {
-        let went = sent.iter().find(|sent| sent.id == **id).expect("all are sent").at;
+        let went = went[*id];
         let apart = went.max(**expected) - went.min(**expected);
         apart <= (went - asked_at) / 20 + tolerance
     };
@@ -80,6 +87,21 @@ async fn jobs_go_when_it_is_said_where_their_tenants_have_limits() {
     assert!(share >= 0.95, "{share}");
 }
 
+/// Both have the same jobs, so that both have jobs for as long.
+#[tokio::test(start_paused = true)]
+async fn jobs_go_when_it_is_said_where_two_replicas_have_some() {
+    let store = Arc::new(MemoryStore::new());
+    let mut benches = [bench("100/s", &[]), bench("100/s", &[])];
+    for (bench, tenants) in benches.iter_mut().zip([["a", "b"], ["c", "d"]]) {
+        bench.store = Arc::new(FlakyStore::new(Arc::clone(&store), Duration::ZERO));
+        tenants.iter().for_each(|tenant| publish(bench, tenant, "x", 200));
+    }
+    let _running = benches.each_mut().map(Bench::start);
+    let ids = ids(&["a", "b", "c", "d"], &["x"], 200);
+    let share = right_of_all(&benches.each_ref(), &ids, SECOND / 5).await;
+    assert!(share >= 0.95, "{share}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_limit_of_a_lane_is_named_and_the_place_in_it() {
     let mut bench = bench("100/s", &[]);
@@ -89,18 +111,18 @@ async fn the_limit_of_a_lane_is_named_and_the_place_in_it() {
     let _running = bench.start();
     bench.sink.arrived(1).await;
     tokio::time::sleep(SECOND).await;
-    let fourth = place(&bench, "slow/e/4").await.unwrap();
+    let fourth = turn(&bench, "slow/e/4").await.unwrap();
     assert_eq!((fourth.ahead, fourth.waiting, fourth.before), (3, 19, 3), "one was sent");
     assert_eq!(fourth.lane.as_deref(), Some("tenant=slow&endpoint=e"));
     let in_minutes = (fourth.own - start).as_secs_f64() / 60.0;
     assert!((in_minutes - 4.0).abs() < 0.05, "{in_minutes}");
     assert_eq!(fourth.binding.unwrap().limit(), Some("plan.slow.l"));
     let next = ask(&bench, Question::Lane("tenant=slow&endpoint=e".to_owned())).await.unwrap();
-    assert_eq!((next.id.as_str(), next.is_retry), ("slow/e/1", false));
+    assert_eq!((next.id.as_str(), next.place, next.attempts), ("slow/e/1", JobPlace::Waiting, Some(0)));
     for lane in ["tenant=slow", "tenant=other&endpoint=e", "nothing", ""] {
         assert_eq!(ask(&bench, Question::Lane(lane.to_owned())).await, None, "{lane}");
     }
-    assert_eq!(ask(&bench, Question::Job("slow/e/0".to_owned())).await, None, "it is delivered");
+    assert_eq!(ask(&bench, Question::Id("slow/e/0".to_owned())).await, None, "it is delivered");
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,15 +140,10 @@ async fn a_job_that_waits_for_no_slot_is_explained_too() {
     let _running = bench.start();
     bench.sink.arrived(1).await;
     tokio::time::sleep(SECOND / 2).await;
-    let Some(JobWait::Time(due)) = ask(&bench, Question::Job("a/e/7".to_owned())).await.map(|of| of.wait)
-    else {
-        panic!("it has a time of its own")
-    };
+    let place = async |id: &str| ask(&bench, Question::Id(id.to_owned())).await.unwrap().place;
+    let JobPlace::Delayed(due) = place("a/e/7").await else { panic!("it has a time of its own") };
     assert!(due > start + 59 * SECOND && due < start + 61 * SECOND);
-    let Some(JobWait::Release(slot)) = ask(&bench, Question::Job("a/e/1".to_owned())).await.map(|of| of.wait)
-    else {
-        panic!("it has a slot")
-    };
+    let JobPlace::Slot(slot) = place("a/e/1").await else { panic!("it has a slot") };
     assert_eq!((slot - start).as_secs(), 1);
 }
 
@@ -138,7 +155,7 @@ async fn without_lanes_those_before_a_job_are_counted() {
     let _running = bench.start();
     bench.sink.arrived(5).await;
     tokio::time::sleep(SECOND / 2).await;
-    let forty = place(&bench, "40").await.unwrap();
+    let forty = turn(&bench, "40").await.unwrap();
     let goes = forty.next + bench.view().snapshot().delay(forty.before);
     let after = (goes - start).as_secs_f64();
     assert!((after - 4.0).abs() < 0.15, "{after}: {forty:?}");

@@ -14,8 +14,11 @@ use crate::limit::Limit;
 use crate::pace::backlog::Backlog;
 use crate::pace::{LaneId, Waiter, limit_delay};
 
-/// How often the estimate is made again with what other lanes can get by the instant of the one before.
+/// How often the estimate is made again with what other lanes can get by the instant of the one before; and how often with
+/// many of these, since slots must not wait for it.
 const ROUNDS: usize = 4;
+const ROUNDS_OF_MANY: usize = 1;
+const MANY: usize = 1_000;
 
 /// The longest delay of a limit, which can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(366 * 86_400);
@@ -28,7 +31,7 @@ pub(crate) struct WaiterPlace {
     /// The number of ready waiters of its lane, and of those of them that go before it.
     pub(crate) waiting: usize,
     pub(crate) ahead: usize,
-    /// The number of waiters of all lanes that go before it.
+    /// The number of waiters of all lanes that go before it, besides those that have a slot.
     pub(crate) before: u64,
     /// When the downstream has its next slot for these waiters and this one, as far as is known.
     pub(crate) next: Instant,
@@ -80,7 +83,8 @@ impl Lanes {
         let rivals = self.rivals(backlog, lane, rank);
         let (own, wait) = self.own_wait(target, &rivals);
         let mut before = self.before(target, &rivals, vec![u64::MAX; self.states.len()]);
-        for _ in 0..ROUNDS {
+        let rounds = if rivals.len() > MANY { ROUNDS_OF_MANY } else { ROUNDS };
+        for _ in 0..rounds {
             let by = own.max(next + pace(before));
             before = self.before(target, &rivals, self.allowed_by(&rivals, (now, by)));
         }

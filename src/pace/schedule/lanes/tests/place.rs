@@ -7,7 +7,7 @@ impl Scene {
     /// The place of the job with this position in the order of arrival, where the downstream has a slot every 10 ms.
     fn place(&mut self, seq: u64) -> WaiterPlace {
         self.lanes.refresh(&mut self.backlog, self.now, self.now);
-        let (_, waiter) = self.backlog.find_first(|caller| caller.seq() == seq).unwrap();
+        let (_, waiter) = self.backlog.all().find(|(_, caller)| caller.seq() == seq).unwrap();
         let pace = |jobs: u64| u32::try_from(jobs).unwrap() * 10 * MS;
         self.lanes.place_of(&self.backlog, waiter, (self.now, self.now), pace).unwrap()
     }
