@@ -9,6 +9,10 @@ use super::Engine;
 use crate::limit::Limit;
 use crate::pace::{LaneId, OnLimit, Waiter, limit_delay, slots_within};
 
+/// A lane by keys that allows nothing for longer than this leaves the downstream's slots to others meanwhile. Limits
+/// that lanes keep up with make them sleep for less.
+const LONG_SLEEP: Duration = Duration::from_secs(2);
+
 impl<W: Waiter> Engine<W> {
     /// Returns an estimate of the longest wait of any waiter for anything except a slot of the downstream: for a time
     /// of its own, if it may wait elsewhere, or for its plan's limits, or those of its lane.
@@ -23,7 +27,7 @@ impl<W: Waiter> Engine<W> {
         });
         let keyed = self.schedule.keyed().filter(|_| self.has_limits_that_shape());
         let of_lanes = keyed.and_then(|lanes| lanes.last_goes(&self.backlog, now));
-        let shared = now + self.shared_wait();
+        let shared = now + self.shared_wait(now);
         let last = plans.chain(of_lanes).filter(|last| *last > shared).max();
         last.map_or(due, |last| last.max(due)) - now
     }
@@ -49,7 +53,7 @@ impl<W: Waiter> Engine<W> {
         }
         let (mut taken, mut ended) = (self.backlog.take_last(now + patience, most), Vec::new());
         let (settings, version) = (Arc::clone(&self.settings), self.limits_version());
-        let patience = patience.max(self.shared_wait());
+        let patience = patience.max(self.shared_wait(now));
         let left = most.saturating_sub(taken.len());
         for (due, waiter) in self.take_beyond_of_lanes(now, now + patience, left) {
             match waiter.end().is_some_and(|end| end.is_early_for(due)) {
@@ -98,9 +102,10 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Returns the least time for which the downstream's own limits hold back the ready waiters. During that time the
-    /// waiters of a plan block no runnable waiter.
-    fn shared_wait(&self) -> Duration {
-        let ready = self.backlog.all_ready();
+    /// waiters of a plan block no runnable waiter. Waiters of lanes that sleep do not keep the downstream busy.
+    fn shared_wait(&self, now: Instant) -> Duration {
+        let asleep = self.schedule.keyed().map_or(0, |lanes| lanes.asleep(&self.backlog, now + LONG_SLEEP));
+        let ready = self.backlog.all_ready() - asleep;
         let limits: Vec<&Limit> = self.settings.limits.iter().collect();
         limit_delay(&limits, ready.saturating_sub(1) as u64)
     }

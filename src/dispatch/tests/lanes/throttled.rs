@@ -130,3 +130,19 @@ async fn which_tenants_wait_alone_is_reloaded() {
     tokio::time::sleep(2 * SECOND).await;
     assert_eq!(bench.sink.count(), before + 10, "only the first tenant waits");
 }
+
+/// A window that the downstream needs a minute for is not left to a tenant that is paused for less than that.
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_is_shorter_than_a_slow_window_stops_no_other() {
+    let mut bench = throttling("10/s", &[0], "bad/", 3600 * SECOND, Some(30));
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.options.prefetch = 600;
+    bench.bound_window(600);
+    publish(&bench, "bad", "e", 3000);
+    (0..50).for_each(|tenant| publish(&bench, &format!("other-{tenant}"), "e", 1));
+    let start = Instant::now();
+    let _running = bench.start();
+    bench.sink.accepted(50).await;
+    let took = start.elapsed();
+    assert!(took < 20 * SECOND, "they waited for {took:?}");
+}

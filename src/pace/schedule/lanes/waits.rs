@@ -58,6 +58,13 @@ impl Ahead {
 }
 
 impl Lanes {
+    /// The number of ready jobs of lanes that allow nothing until after `by`, as far as is known.
+    pub(crate) fn asleep<W: Waiter>(&self, backlog: &Backlog<W>, by: Instant) -> usize {
+        let sleeps = |state: &usize| self.states.sleeps_until(*state).is_some_and(|until| until > by);
+        let asleep = (0..self.all.len()).filter(|lane| self.all[*lane].states.iter().any(sleeps));
+        asleep.map(|lane| backlog.ready(self.id(lane))).sum()
+    }
+
     /// When the last job is released that waits for limits of its lane, as far as these determine it.
     pub(crate) fn last_goes<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant) -> Option<Instant> {
         let (mut queues, mut ahead) = (self.queues(backlog, now), Ahead::none(self.states.len()));

@@ -127,3 +127,17 @@ async fn nobody_goes_behind_one_that_gives_up() {
     let expected = [(3, 3), (4, 4), (5, 5), (6, 5), (7, 6), (8, 7), (9, 8)];
     assert_eq!(scene.beyond(2, usize::MAX), expected);
 }
+
+#[tokio::test(start_paused = true)]
+async fn jobs_of_lanes_that_sleep_are_counted() {
+    let mut scene = tenant();
+    scene.push_all(0..10);
+    scene.push("b", "x");
+    scene.push("c", "x");
+    scene.pause("b", 3 * SECOND);
+    let by = scene.now + 2 * SECOND;
+    assert_eq!(scene.lanes.asleep(&scene.backlog, by), 1);
+    scene.pause("a", 10 * SECOND);
+    assert_eq!(scene.lanes.asleep(&scene.backlog, by), 11);
+    assert_eq!(scene.lanes.asleep(&scene.backlog, by + SECOND), 10);
+}
