@@ -242,12 +242,14 @@ impl Worker {
         stay.saturating_sub(window - window.div_ceil(FREE_PLACES))
     }
 
-    /// Parks a job that waits until `due`, for longer than `patience`, for a time or for its plan.
+    /// Parks a job that waits until `due`, for longer than `patience`, for a time or for its plan. It waits for less where
+    /// the engine guesses, and the job would give up.
     fn park_or_hold(&mut self, now: Instant, patience: Duration, due: Instant, mut entry: Box<Entry>) {
+        let is_short = due < now + patience;
         let (mut due, mut look_again) = (due, due);
         if entry.since() <= now {
             // It waits for its plan. If it came back from that, it must not do so again and again.
-            if entry.hold.reason == ParkReason::Limit {
+            if entry.hold.reason == ParkReason::Limit && !is_short {
                 due = due.max(now + RETURN);
             }
             self.note_expected(due, &mut entry);
@@ -255,7 +257,8 @@ impl Worker {
         }
         due = entry.due_or_end(due);
         // The end of the job may be near.
-        let shortest = (patience / 2).max(SHORTEST_STAY).min(patience);
+        let shortest =
+            if is_short { SHORTEST_STAY } else { (patience / 2).max(SHORTEST_STAY).min(patience) };
         if entry.may_wait_elsewhere() && due > now + shortest {
             self.park(due, entry.hold.reason, entry);
         } else {

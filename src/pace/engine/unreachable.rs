@@ -37,7 +37,8 @@ impl<W: Waiter> Engine<W> {
     /// the ones that wait longest; of plans and lanes, the last ones. Their limits are used up, or release fewer in
     /// that time than wait for them here.
     ///
-    /// Waiters that would give up before that are refused.
+    /// Waiters that would give up before that are refused. Where nobody knows how long a lane waits, none is, and
+    /// those that would give up wait for half of the time that they have, which may be less than `patience`.
     ///
     /// The instants for plans and lanes are estimates by the number of waiters taken before: other replicas may have
     /// waiters of the same plans and lanes. Waiters of the downstream's own lane stay, since they block no runnable
@@ -58,7 +59,7 @@ impl<W: Waiter> Engine<W> {
         for (due, waiter) in self.take_beyond_of_lanes(now, now + patience, left) {
             match waiter.end().is_some_and(|end| end.is_early_for(due)) {
                 true => ended.push(waiter),
-                false => taken.push((due.max(now + patience), waiter)),
+                false => taken.push((due, waiter)),
             }
         }
         for lane in self.limited_plans() {

@@ -230,10 +230,11 @@ impl Lanes {
         states.into_iter().flatten().map(|state| Arc::clone(self.states.name(*state).1)).collect()
     }
 
-    /// Until when a lane's own limits allow nothing, as far as is known.
+    /// Until when a lane's own limits allow nothing, as far as is known. Of an operator's pause nothing is known.
     pub(crate) fn sleeps_until(&self, lane: LaneId) -> Option<Instant> {
         let states = self.index(lane.row()).map(|lane| &self.all[lane].states);
-        states.into_iter().flatten().filter_map(|state| self.states.sleeps_until(*state)).max()
+        let known = states.into_iter().flatten().filter(|state| !self.states.is_stop(**state));
+        known.filter_map(|state| self.states.sleeps_until(*state)).max()
     }
 
     /// Updates which lanes have new jobs or no jobs any more. Wakes those whose limits allow something, as far as is

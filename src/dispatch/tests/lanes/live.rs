@@ -105,3 +105,27 @@ async fn a_tenant_that_is_paused_does_not_fill_the_window() {
     bench.sink.accepted(60).await;
     assert!(start.elapsed() < 60 * SECOND, "they waited for {:?}", start.elapsed());
 }
+
+/// Nobody knows how long an operator's pause lasts. So no job is refused for it before its time is over.
+#[tokio::test(start_paused = true)]
+async fn jobs_of_a_tenant_that_is_paused_do_not_give_up_early() {
+    let mut bench = bench("100/s", &[]);
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.options.max_wait = Some(600 * SECOND);
+    publish(&bench, "a", "e", 10);
+    let _running = bench.start();
+    bench.sink.accepted(10).await;
+    change(&bench, |terms, now| terms.pause_value("a", set((), now, None)).unwrap()).await;
+    tokio::time::sleep(SECOND).await;
+    publish(&bench, "a", "f", 200);
+    tokio::time::sleep(5 * SECOND).await;
+    let all = bench.ledger.all();
+    let stays = all.iter().filter_map(|(_, settled)| match settled {
+        Settled::Parked(stay) => Some(stay.until.since(crate::time::wall_now())),
+        _ => None,
+    });
+    let stays: Vec<Duration> = stays.collect();
+    assert_eq!(stays.len(), 200, "{all:?}");
+    let half = 290 * SECOND..=300 * SECOND;
+    assert!(stays.iter().all(|stay| half.contains(stay)), "half of the time that they have: {stays:?}");
+}

@@ -146,3 +146,20 @@ async fn a_pause_that_is_shorter_than_a_slow_window_stops_no_other() {
     let took = start.elapsed();
     assert!(took < 20 * SECOND, "they waited for {took:?}");
 }
+
+/// Most cool-downs end sooner than a job is taken to wait for the probes before it.
+#[tokio::test(start_paused = true)]
+async fn no_job_gives_up_early_for_a_cool_down() {
+    for parking in [ScriptedParking::Done, ScriptedParking::Absent] {
+        let mut bench = throttling("100/s", &[0], "a/", SECOND / 2, None);
+        bench.tickets.parking = parking;
+        bench.options.max_wait = Some(60 * SECOND);
+        publish(&bench, "a", "e", 200);
+        let _running = bench.start();
+        tokio::time::sleep(30 * SECOND).await;
+        let all = bench.ledger.all();
+        assert_eq!(all.len(), 200);
+        let dead = all.iter().filter(|(_, settled)| matches!(settled, Settled::Dead(_))).count();
+        assert_eq!(dead, 0, "{all:?}");
+    }
+}

@@ -27,11 +27,22 @@ struct Queue<W> {
     order: (usize, u64),
     /// When the limits of the lane allow something, as far as is known.
     start: Instant,
+    /// Whether nobody knows how long the lane waits: for an operator, or for the end of a cool-down.
+    is_guess: bool,
     /// The number of its jobs, and of those among them that stay, which are the first ones.
     ready: usize,
     stay: usize,
     /// The jobs that were taken out.
     beyond: VecDeque<W>,
+}
+
+impl<W: Waiter> Queue<W> {
+    /// Until when a job waits elsewhere that is expected to be released then. A guess leaves it half of the time that it
+    /// has, since it may be released sooner.
+    fn until(&self, now: Instant, goes: Instant, waiter: &W) -> Instant {
+        let end = waiter.end().map(|end| end.at).filter(|end| self.is_guess && *end < goes);
+        end.map_or(goes, |end| now + end.saturating_duration_since(now) / 2)
+    }
 }
 
 /// The jobs that precede others at each state: those that wait here, and those that wait elsewhere.
@@ -82,7 +93,7 @@ impl Lanes {
     /// of lanes determine it. Jobs of the lanes whose turn comes last are taken first.
     ///
     /// Their instants count the jobs that were taken out before and have no slot yet. Jobs that give up before their
-    /// slot are among them, and no job waits for these.
+    /// slot are among them, and no job waits for these. Nobody gives up by a guess: the instant is earlier then.
     pub(crate) fn take_beyond<W: Waiter>(
         &mut self,
         backlog: &mut Backlog<W>,
@@ -119,7 +130,8 @@ impl Lanes {
         let mut taken = Vec::new();
         take_turns(&mut queues, |queue| {
             let Some(waiter) = queue.beyond.pop_front() else { return false };
-            let (goes, seq) = (self.goes(queue, &ahead, waiter.seq()), waiter.seq());
+            let seq = waiter.seq();
+            let goes = queue.until(now, self.goes(queue, &ahead, seq), &waiter);
             let gives_up = waiter.end().is_some_and(|end| end.is_early_for(goes));
             if !gives_up {
                 let states = &self.all[queue.lane].states;
@@ -144,7 +156,9 @@ impl Lanes {
             let asleep = asleep.max();
             let (order, start) = ((rank, of.turn), asleep.map_or(now, |until| until.max(now)));
             let is_limited = ready > 0 && (!self.sets[of.set].is_empty() || asleep.is_some());
-            is_limited.then(|| Queue { lane, order, start, ready, stay: 0, beyond: VecDeque::new() })
+            let is_guess =
+                of.states.iter().any(|state| self.states.is_stop(*state) || self.states.probes(*state).is_some());
+            is_limited.then(|| Queue { lane, order, start, is_guess, ready, stay: 0, beyond: VecDeque::new() })
         };
         let mut queues: Vec<_> = self.all.iter().enumerate().filter_map(queue).collect();
         queues.sort_unstable_by_key(|queue| queue.order);
