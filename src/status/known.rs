@@ -97,7 +97,13 @@ impl Record {
         self.was_asked_for_since(since)
             && self.asked_at.elapsed() <= failpoint::interval(RECORD_AGE)
             && self.state.status.generation == generation
-            && shows_pause == is_paused
+            && (shows_pause == is_paused || (is_paused && self.has_paused_values(self.state.now.0 / 1000)))
+    }
+
+    /// Whether operators paused values of lanes.
+    fn has_paused_values(&self, at: Millis) -> bool {
+        let values = self.in_force.as_ref().map(|in_force| &in_force.values);
+        values.into_iter().flatten().any(|set| set.weight.is_none() && set.until.is_none_or(|until| until > at))
     }
 
     fn was_asked_for_since(&self, since: Option<Instant>) -> bool {
@@ -166,7 +172,7 @@ impl Known {
             downstream.terms.pause.clone_from(pause);
             // The order is newer than the reports of the replicas, also if their clocks are ahead.
             let now = (wall_now().0 / 1000).max(downstream.binding.since + CLOCK_ERROR + 1);
-            follow_pause(&mut downstream.binding, pause.as_ref(), now);
+            follow_pause(&mut downstream.binding, (pause.as_ref(), false), now);
         }
         let Some(record) = self.records.get(&name) else { return };
         let pause = record::pause(&record.state);
@@ -175,7 +181,8 @@ impl Known {
         downstream.terms.pause = pause.filter(lasts);
         downstream.terms.penalty = record::penalty(&record.state);
         if !is_over && record.asked_at.elapsed() <= MAX_RECORD_AGE {
-            follow_pause(&mut downstream.binding, downstream.terms.pause.as_ref(), record.state.now.0 / 1000);
+            let pauses = (downstream.terms.pause.as_ref(), record.has_paused_values(at));
+            follow_pause(&mut downstream.binding, pauses, record.state.now.0 / 1000);
         }
         let Some(in_force) = &record.in_force else { return };
         downstream.terms.limits.clone_from(&in_force.limits);
@@ -219,9 +226,10 @@ impl Known {
 /// How far the clocks of a replica and of the store may differ.
 const CLOCK_ERROR: Millis = 100;
 
-/// Has what binds follow a record that was read at `now`. It is read at once after a change here, and replicas tell of their
-/// jobs seconds later: until then they would be paused after `resume`, and at their limit after `pause`.
-fn follow_pause(binding: &mut Binding, pause: Option<&Pause>, now: Millis) {
+/// Has what binds follow a record that was read at `now`: the pause of the downstream, and whether values of lanes are
+/// paused. It is read at once after a change here, and replicas tell of their jobs seconds later: until then they would be
+/// paused after `resume`, and at their limit after `pause`.
+fn follow_pause(binding: &mut Binding, (pause, are_lanes_paused): (Option<&Pause>, bool), now: Millis) {
     match (pause, binding.reason.as_str()) {
         // What has begun to bind since then is newer than the record: the pause may have been ended.
         (Some(pause), "starting" | "limit" | "concurrency" | "not-due" | "throttled")
@@ -230,8 +238,8 @@ fn follow_pause(binding: &mut Binding, pause: Option<&Pause>, now: Millis) {
             let (since, until) = (pause.at.unwrap_or(now), pause.until);
             *binding = Binding { reason: "paused".to_owned(), since, until, ..Binding::default() };
         }
-        // A pause that has begun since may not be in the record yet.
-        (None, "paused") if now > binding.since + CLOCK_ERROR => {
+        // A pause that has begun since may not be in the record yet. That of lanes is no pause of the downstream.
+        (None, "paused") if now > binding.since + CLOCK_ERROR && !are_lanes_paused => {
             *binding = Binding { reason: RESUMING.to_owned(), since: now, ..Binding::default() };
         }
         _ => {}
@@ -265,136 +273,4 @@ fn in_force(record: &RecordState) -> Option<InForce> {
 }
 
 #[cfg(test)]
-mod tests {
-    use paced::store::{MemoryStore, Store as _};
-    use tokio::time::advance;
-
-    use super::*;
-
-    async fn read() -> Record {
-        Record::new(Instant::now(), MemoryStore::new().read_record("billing").await.unwrap())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_record_that_was_asked_for_before_a_change_does_not_come_back() {
-        let mut known = Known::default();
-        let (before, other) = (known.changes("billing"), known.changes("mail"));
-        let late = read().await;
-        known.forget_record("billing", None);
-        known.on_record("billing".to_owned(), before, late);
-        known.on_left("billing".to_owned(), before, Vec::new());
-        known.on_record("mail".to_owned(), other, read().await);
-        assert_eq!(known.records.keys().collect::<Vec<_>>(), ["mail"], "of others the change says nothing");
-        assert!(known.left.of("billing").is_none());
-        let after = known.changes("billing");
-        known.on_record("billing".to_owned(), after, read().await);
-        assert!(known.records.contains_key("billing"));
-    }
-
-    #[test]
-    fn what_binds_follows_a_pause_that_was_just_ordered_or_ended() {
-        let bound = |reason: &str| Binding { reason: reason.to_owned(), since: 50_000, ..Binding::default() };
-        let pause = Pause { until: Some(90_000), at: Some(60_000), ..Pause::default() };
-        let after = |reason: &str, pause: Option<&Pause>, now| {
-            let mut binding = bound(reason);
-            follow_pause(&mut binding, pause, now);
-            (binding.reason, binding.since, binding.until)
-        };
-        let paused = ("paused".to_owned(), 60_000, Some(90_000));
-        for reason in ["limit", "concurrency", "not-due", "throttled", "starting"] {
-            assert_eq!(after(reason, Some(&pause), 60_100), paused, "{reason}");
-        }
-        for reason in ["idle", "store", "broker", "unreachable", "unauthorized", "terms", "paused"] {
-            assert_eq!(after(reason, Some(&pause), 60_100).0, reason, "what is worse is not hidden");
-        }
-        assert_eq!(after("paused", None, 60_000), (RESUMING.to_owned(), 60_000, None), "it was resumed");
-        assert_eq!(after("paused", None, 50_100).0, "paused", "it has begun since the record was read");
-        assert_eq!(after("limit", None, 60_000).0, "limit");
-        assert_eq!(after("limit", Some(&pause), 49_800).0, "limit", "it has begun since the record was read");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pause_that_was_ordered_here_is_shown_before_the_record_is_read() {
-        let mut known = Known::default();
-        let pause = Pause { by: Some("ops".to_owned()), at: Some(60_000), ..Pause::default() };
-        let shown = |known: &Known, reason: &str| {
-            let binding = Binding { reason: reason.to_owned(), ..Binding::default() };
-            let mut downstream = Downstream { name: "billing".to_owned(), binding, ..Downstream::default() };
-            known.describe(&mut downstream, &[], 70_000);
-            (downstream.terms.pause.is_some(), downstream.binding.reason)
-        };
-        known.records.insert("billing".to_owned(), read().await);
-        known.forget_record("billing", Some(Some(pause)));
-        assert_eq!(shown(&known, "limit"), (true, "paused".to_owned()));
-        known.forget_record("billing", Some(None));
-        assert_eq!(shown(&known, "paused"), (false, RESUMING.to_owned()));
-        let changes = known.changes("billing");
-        known.on_record("billing".to_owned(), changes, read().await);
-        assert!(known.ordered.is_empty(), "what the store says counts");
-        known.forget_record("billing", None);
-        assert_eq!(shown(&known, "paused").1, "paused", "nobody knows whether it was resumed");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_order_and_a_record_that_are_old_or_whose_pause_is_over_do_not_count() {
-        let shown = |known: &Known, reason: &str, at: Millis| {
-            let binding = Binding { reason: reason.to_owned(), ..Binding::default() };
-            let mut downstream = Downstream { name: "billing".to_owned(), binding, ..Downstream::default() };
-            known.describe(&mut downstream, &[], at);
-            (downstream.terms.pause.is_some(), downstream.binding.reason)
-        };
-        let is = |paused, reason: &str| (paused, reason.to_owned());
-        let pause = Pause { at: Some(60_000), until: Some(90_000), ..Pause::default() };
-        let mut known = Known::default();
-        known.forget_record("billing", Some(Some(pause)));
-        assert_eq!(shown(&known, "limit", 89_999), is(true, "paused"));
-        assert_eq!(shown(&known, "limit", 90_000), is(false, "limit"), "the pause is over");
-        assert_eq!(shown(&known, "paused", 90_000), is(false, "paused"), "there is another one");
-
-        known.forget_record("billing", Some(None));
-        assert_eq!(shown(&known, "paused", 70_000), is(false, RESUMING));
-        advance(MAX_RECORD_AGE + Duration::from_secs(1)).await;
-        assert_eq!(
-            shown(&known, "paused", 150_000),
-            is(false, "paused"),
-            "another replica may have paused it since"
-        );
-
-        let store = MemoryStore::new();
-        let mut state = store.read_record("billing").await.unwrap();
-        let now = state.now.0 / 1000;
-        state.status.pause.until = state.now.plus(Duration::from_secs(10));
-        let record = Record::new(Instant::now(), state);
-        let changes = known.changes("billing");
-        known.on_record("billing".to_owned(), changes, record);
-        assert_eq!(shown(&known, "limit", now + 9_000), is(true, "paused"));
-        assert_eq!(shown(&known, "limit", now + 11_000), is(false, "limit"), "its pause is over");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_count_of_a_store_that_does_not_answer_is_unknown_soon() {
-        let mut known = Known::default();
-        known.parked.insert("billing".to_owned(), Counted::new(5, Vec::new()));
-        let parked = |known: &Known| {
-            let mut downstream = Downstream { name: "billing".to_owned(), ..Downstream::default() };
-            known.describe(&mut downstream, &[], 0);
-            downstream.queues.parked
-        };
-        advance(COUNT_AGE + Duration::from_secs(1)).await;
-        assert_eq!(parked(&known), Some(5));
-        known.store_error = Some("away".to_owned());
-        assert_eq!(parked(&known), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_record_is_read_again_for_who_begins_to_look_and_soon_for_who_goes_on() {
-        let (start, record) = (Instant::now(), read().await);
-        assert!(record.is_current(Some(start), 0, false));
-        assert!(!record.is_current(Some(start), 1, false), "other limits are in force");
-        assert!(!record.is_current(Some(start), 0, true), "it is paused");
-        advance(Duration::from_secs(1)).await;
-        assert!(!record.is_current(Some(Instant::now()), 0, false), "somebody began to look after it");
-        advance(RECORD_AGE).await;
-        assert!(!record.is_current(Some(start), 0, false), "it may be paused and have no jobs");
-    }
-}
+mod tests;

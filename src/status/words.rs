@@ -30,6 +30,10 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
         }
         "concurrency" => "`concurrency` is reached: the API is slow for this pace".to_owned(),
         RESUMING => "resumed; the replicas continue in a moment".to_owned(),
+        // The pause of the downstream is not known, and that of lanes is.
+        "paused" if until.is_none() && downstream.terms.pause.is_none() && has_paused_values(downstream) => {
+            format!("operators paused the lanes whose jobs wait: see `paced lane list {}`", downstream.name)
+        }
         "paused" => {
             let pause = downstream.terms.pause.as_ref();
             let by = pause.and_then(|pause| pause.by.as_deref()).map(|by| format!(" by {by}"));
@@ -52,6 +56,11 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
         "terms" => "this replica cannot use the limits in the store".to_owned(),
         other => other.to_owned(),
     }
+}
+
+/// Whether operators paused values of lanes.
+fn has_paused_values(downstream: &Downstream) -> bool {
+    downstream.terms.values.iter().any(|set| set.weight.is_none())
 }
 
 /// Why nothing is released where no job waits in a replica: there is none, or all are parked.
