@@ -193,6 +193,7 @@ fn identity() -> Identity {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: wall_now().0 / 1000,
+        terms: Terms::VERSION,
     }
 }
 

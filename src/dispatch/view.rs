@@ -143,6 +143,13 @@ pub struct TermsInForce {
     pub(super) settings: Arc<Settings>,
 }
 
+impl TermsInForce {
+    /// Whether the downstream has lanes by keys.
+    pub fn has_lanes(&self) -> bool {
+        self.settings.of_jobs.lanes.is_some()
+    }
+}
+
 /// A view of a dispatcher, which may outlive it.
 #[derive(Clone, Debug)]
 pub struct View {

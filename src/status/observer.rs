@@ -22,7 +22,7 @@ use super::rates::Steps;
 use super::reporting::report;
 use super::sampler::{STEP, Sampler};
 use super::shared::{Parts, ROUND_SPACING, Shared, Watched};
-use super::summary::{Answer, Summary};
+use super::summary::{Answer, Identity, Summary};
 
 /// How long somebody who looks waits for a fresh state.
 const FRESH_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -31,6 +31,9 @@ const FRESH_TIMEOUT: Duration = Duration::from_millis(1500);
 /// which nobody looks reads questions every four seconds.
 const ANSWERS: Duration = Duration::from_secs(6);
 const ASKED_EVERY: Duration = Duration::from_millis(500);
+
+/// The first version of terms in which something is set for values of lanes.
+const WITH_VALUES: u64 = 4;
 
 /// How long this replica may take to tell the others that it has ended.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -152,6 +155,20 @@ impl Watch {
         }
     }
 
+    /// Whether this downstream has lanes by keys; `None` if it is not served here.
+    pub(crate) fn has_lanes(&self, downstream: &str) -> Option<bool> {
+        let all = self.0.parts.dispatchers.all();
+        all.get(downstream).map(|handle| handle.view.snapshot().terms.has_lanes())
+    }
+
+    /// The other replicas of a downstream that cannot read terms in which something is set for values of lanes.
+    pub(crate) fn without_values(&self, downstream: &str) -> Vec<String> {
+        let known = lock(&self.0.known);
+        let others = known.others.summaries.iter().filter(|other| other.downstreams.contains_key(downstream));
+        let older = others.map(|other| &other.replica).filter(|replica| replica.terms < WITH_VALUES);
+        older.map(|Identity { id, host, version, .. }| format!("{id} on {host} (paced {version})")).collect()
+    }
+
     /// Why the store does not answer, if it does not.
     pub(crate) fn store_error(&self) -> Option<String> {
         lock(&self.0.known).store_error.clone()
@@ -216,7 +233,6 @@ mod tests {
     use super::super::dispatchers::{Dispatchers, Handle};
     use super::super::known::Record;
     use super::super::shared::{Broker, LOOKING};
-    use super::super::summary::Identity;
     use super::*;
 
     /// Each replica that reports itself counts for the downstreams that it has.
@@ -236,6 +252,25 @@ mod tests {
         let observer = Observer::start(Parts { dispatchers, ..parts(&store) });
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(peers.count(), 3, "with this one, in the first round");
+        observer.stop().await;
+    }
+
+    /// They would send nothing while something is set.
+    #[tokio::test(start_paused = true)]
+    async fn replicas_that_cannot_read_what_is_set_for_values_are_named() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        for (id, has, terms) in [("one", "billing", 4), ("two", "billing", 0), ("three", "mail", 3)] {
+            let (host, version) = ("h".to_owned(), "0.1.0".to_owned());
+            let identity = Identity { id: id.to_owned(), host, version, terms, ..Identity::default() };
+            let mut summary = Summary::new(identity, 0);
+            summary.downstreams.insert(has.to_owned(), super::super::summary::Own::default());
+            store.leave_summary(id, &summary.text(), Duration::from_secs(60)).await.unwrap();
+        }
+        let observer = Observer::start(parts(&store));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let watch = observer.watch();
+        assert_eq!(watch.without_values("billing"), ["two on h (paced 0.1.0)"]);
+        assert_eq!(watch.without_values("other"), [""; 0]);
         observer.stop().await;
     }
 

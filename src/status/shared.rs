@@ -200,7 +200,7 @@ fn downstream(
 }
 
 fn replica(Summary { replica, at, amqp, store, .. }: &Summary, me: &str) -> Replica {
-    let Identity { id, host, pid, version, started_at } = replica.clone();
+    let Identity { id, host, pid, version, started_at, .. } = replica.clone();
     let is_me = id == me;
     Replica { id, host, pid, version, started_at, seen_at: *at, is_me, amqp: *amqp, store: *store }
 }

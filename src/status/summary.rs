@@ -25,6 +25,9 @@ pub(crate) struct Identity {
     pub(crate) pid: u32,
     pub(crate) version: String,
     pub(crate) started_at: Millis,
+    /// The newest version of terms that it reads. A replica of an earlier version does not say it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) terms: u64,
 }
 
 /// The report of one replica.
@@ -237,6 +240,9 @@ mod tests {
         let summary = Summary::read(FULL).unwrap();
         assert_eq!(summary.downstreams["idle"], Own::default());
         assert_eq!(summary.text(), FULL);
+        let newer = FULL.replace(r#""started_at":2}"#, r#""started_at":2,"terms":4}"#);
+        let summary = Summary::read(&newer).unwrap();
+        assert_eq!((summary.replica.terms, summary.text()), (4, newer));
     }
 
     #[test]

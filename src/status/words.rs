@@ -78,7 +78,7 @@ fn idle(downstream: &Downstream, now: Millis) -> String {
 const MOST_NAMED: usize = 10;
 
 /// The first of these names, and how many more there are.
-pub(super) fn some_of(names: &[String]) -> String {
+pub(crate) fn some_of(names: &[String]) -> String {
     let first = names[..names.len().min(MOST_NAMED)].join(", ");
     match names.len().saturating_sub(MOST_NAMED) {
         0 => first,

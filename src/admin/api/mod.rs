@@ -197,7 +197,8 @@ async fn change<O: Order>(
     let carried_out = shared.make(async move {
         let begun = subject.begin().await;
         let by = Author { name: &by, reason: reason.as_deref() };
-        let done = match api.operations.target(&downstream, by) {
+        let allowed = if O::SETS_VALUE { values::check(&api, &downstream) } else { Ok(()) };
+        let done = match allowed.and_then(|()| api.operations.target(&downstream, by)) {
             Ok(target) => order.carry_out(target).await,
             Err(refusal) => Err(refusal),
         };

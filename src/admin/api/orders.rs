@@ -20,6 +20,8 @@ pub(super) trait Order: Form + Send + 'static {
     const NAME: &'static str;
     /// The role that it needs.
     const ROLE: Role = Role::Admin;
+    /// Whether it sets something for a value of lanes.
+    const SETS_VALUE: bool = false;
 
     /// The operator's reason, as it was sent.
     fn reason(&self) -> Option<&String>;

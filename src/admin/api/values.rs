@@ -1,11 +1,13 @@
 //! What operators set for one value of the part by which lanes share: how it is ordered, and written to the audit log.
 
+use axum::http::StatusCode;
 use paced::api::order::Span;
 use paced::api::values::{PauseValue, ResumeValue, SetWeight, UnsetWeight};
 use paced::config::Role;
 use paced::terms::{self, Terms};
 use paced::time::Micros;
 
+use super::Api;
 use super::body::Form;
 use super::operations::{Author, Done, Target};
 use super::orders::Order;
@@ -30,6 +32,7 @@ fn set<T>(to: T, span: Option<&Span>, by: Author<'_>, now: Micros) -> terms::Set
 
 impl Order for SetWeight {
     const NAME: &'static str = "lane set";
+    const SETS_VALUE: bool = true;
 
     fn reason(&self) -> Option<&String> {
         self.reason.as_ref()
@@ -64,6 +67,7 @@ impl Order for UnsetWeight {
 impl Order for PauseValue {
     const NAME: &'static str = "lane pause";
     const ROLE: Role = Role::Operate;
+    const SETS_VALUE: bool = true;
 
     fn reason(&self) -> Option<&String> {
         self.reason.as_ref()
@@ -94,6 +98,24 @@ impl Order for ResumeValue {
         };
         target.change_terms(pause_text, change).await
     }
+}
+
+/// Whether something may be set for a value of this downstream: it has lanes, and each replica can read it. One that
+/// cannot would send nothing.
+pub(super) fn check(api: &Api, downstream: &str) -> Result<(), Refusal> {
+    if api.watch.has_lanes(downstream) == Some(false) {
+        let text = "it has no lanes, so that nothing can be set for one: its file has no `lanes.by`";
+        return Err(Refusal::wrong(text));
+    }
+    let older = api.watch.without_values(downstream);
+    if older.is_empty() {
+        return Ok(());
+    }
+    let text = format!(
+        "replicas of an earlier version could not read it, and would send nothing: {}; update them first",
+        words::some_of(&older)
+    );
+    Err(Refusal::new(StatusCode::CONFLICT, text))
 }
 
 /// ` until ...`, or nothing.

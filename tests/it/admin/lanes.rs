@@ -43,3 +43,19 @@ async fn a_tenant_is_paused_and_resumed_in_all_replicas_and_others_go_on() {
     }
     assert_eq!((one.paced.stop().await, other.paced.stop().await), (0, 0));
 }
+
+#[tokio::test]
+async fn nothing_is_set_for_a_value_where_there_are_no_lanes() {
+    let site = Site::shared("laneless", "rate = '100/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    for order in [&["lane", "pause", "billing", "a"][..], &["lane", "set", "billing", "a", "--weight", "3"]] {
+        let refused = replica.tool(TOKEN, order).await;
+        assert_eq!(refused.code, 2, "{refused:?}");
+        assert!(refused.stderr.contains("it has no lanes"), "{refused:?}");
+    }
+    let unset = replica.tool(TOKEN, &["lane", "resume", "billing", "a"]).await;
+    assert_eq!(unset.code, 0, "what was set before the lanes were removed can be unset: {unset:?}");
+    let terms = replica.tool(TOKEN, &["terms", "show", "billing"]).await;
+    assert!(terms.stdout.contains("version       1 (") || terms.stdout.contains("version       2 ("), "{terms:?}");
+    assert_eq!(replica.paced.stop().await, 0);
+}
