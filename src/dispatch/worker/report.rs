@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -16,6 +17,30 @@ use crate::dispatch::view::{
 use crate::pace::{EngineView, LanesView};
 use crate::store::StoreError;
 
+/// From this number of lanes on they are examined once in this time, since that takes the loop a while.
+const MANY_LANES: usize = 1024;
+const LANES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// When the lanes are examined for what is reported of them.
+#[derive(Debug)]
+struct LanesDue {
+    /// The earliest instant of the next time.
+    next_at: Instant,
+    /// Whether something was reported since with what is known of them from the last time.
+    are_stale: bool,
+}
+
+impl LanesDue {
+    /// Whether this number of lanes is examined now.
+    fn take(&mut self, now: Instant, lanes: usize) -> bool {
+        self.are_stale = now < self.next_at;
+        if !self.are_stale && lanes > MANY_LANES {
+            self.next_at = now + LANES_INTERVAL;
+        }
+        !self.are_stale
+    }
+}
+
 /// The state of what is reported.
 #[derive(Debug)]
 pub(super) struct Reporting {
@@ -27,6 +52,7 @@ pub(super) struct Reporting {
     failures: Failures,
     store_error: Option<String>,
     unnamed: Unnamed,
+    lanes: LanesDue,
 }
 
 impl Reporting {
@@ -38,6 +64,7 @@ impl Reporting {
             failures: Failures::default(),
             store_error: None,
             unnamed: Unnamed::default(),
+            lanes: LanesDue { next_at: Instant::now(), are_stale: false },
         }
     }
 
@@ -65,8 +92,9 @@ impl Worker {
 
     /// Returns the instant at which there is something to report, if the loop makes no turn before.
     pub(super) fn report_wake_at(&self) -> Option<Instant> {
-        let Reporting { next_at, is_stale, failures, .. } = &self.reporting;
-        is_stale.then_some(*next_at).into_iter().chain(failures.wake_at()).min()
+        let Reporting { next_at, is_stale, failures, lanes, .. } = &self.reporting;
+        let lanes_at = lanes.are_stale.then_some(lanes.next_at);
+        is_stale.then_some(*next_at).into_iter().chain(lanes_at).chain(failures.wake_at()).min()
     }
 
     /// Publishes that no job waits here any more, since all were given back; some are still being sent.
@@ -95,7 +123,7 @@ impl Worker {
     fn log(&self, line: &Line) {
         self.context.is_failing.store(self.reporting.failures.is_logged(), Ordering::Relaxed);
         let downstream = &self.context.downstream;
-        let since = |at: Instant| std::time::Duration::from_secs(at.elapsed().as_secs());
+        let since = |at: Instant| Duration::from_secs(at.elapsed().as_secs());
         match line {
             Line::Begins(outage) => {
                 let (kinds, detail) = (outage.kinds(), &outage.detail);
@@ -113,8 +141,11 @@ impl Worker {
         }
     }
 
-    /// Returns the busiest lanes. It warns where many jobs share as one, since they do not have the part by which lanes share.
+    /// Returns the busiest lanes, of the last time where they are not examined now. It warns where many jobs share as one, since they do not have the part by which lanes share.
     fn lanes(&mut self, now: Instant) -> Vec<BusyLane> {
+        if !self.reporting.lanes.take(now, self.engine.known_lanes()) {
+            return self.reporting.board.latest().backlog.lanes.clone();
+        }
         let LanesView { busiest, waiting, unnamed } = self.engine.lanes_view(MAX_LANES);
         let (downstream, jobs) = (&self.context.downstream, unnamed);
         let rules = self.engine.settings().of_jobs.lanes.as_ref();
@@ -173,6 +204,24 @@ impl Worker {
                 fingerprint: self.engine.fingerprint(),
                 settings: Arc::clone(self.engine.settings()),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn many_lanes_are_examined_once_a_second_and_again_after_the_last_change() {
+        let start = Instant::now();
+        for (lanes, expected) in [(MANY_LANES, 40), (MANY_LANES + 1, 10)] {
+            let mut due = LanesDue { next_at: start, are_stale: false };
+            let turns = (0..40).map(|turn| start + PUBLISH_INTERVAL * turn);
+            assert_eq!(turns.filter(|turn| due.take(*turn, lanes)).count(), expected, "in ten seconds");
+            let is_stale = lanes > MANY_LANES;
+            assert_eq!(due.are_stale, is_stale, "the loop wakes for the rest");
+            assert!(due.take(start + 10 * LANES_INTERVAL, lanes) && !due.are_stale);
         }
     }
 }

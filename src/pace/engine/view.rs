@@ -82,6 +82,11 @@ impl<W: Waiter> Engine<W> {
         self.backlog.later().filter(|waiter| is_meant(waiter)).count()
     }
 
+    /// Returns how many lanes by keys are known: [`Engine::lanes_view`] examines all of them.
+    pub(crate) fn known_lanes(&self) -> usize {
+        self.schedule.keyed().map_or(0, |lanes| lanes.count())
+    }
+
     /// Returns the waiters that are ready by lanes, and at most this many of their lanes; none unless lanes are made by
     /// keys.
     pub(crate) fn lanes_view(&self, most: usize) -> LanesView {

@@ -46,6 +46,11 @@ pub(crate) enum LaneWait {
 }
 
 impl Lanes {
+    /// The number of lanes that are known, also those without waiters.
+    pub(crate) fn count(&self) -> usize {
+        self.known.len()
+    }
+
     /// Returns the number of waiters that are ready, and at most this many of their lanes.
     pub(crate) fn view<W: Waiter>(&self, backlog: &Backlog<W>, now: Instant, most: usize) -> LanesView {
         // The lane with the fewest waiters of those that were kept comes out first.
