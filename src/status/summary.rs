@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use paced::api::Millis;
 use paced::api::find::{Job, Parked};
 use paced::api::state::{Counts, Failing, Failure, Lane, Quantiles};
+use paced::dispatch::MAX_LANES;
 use serde::{Deserialize, Serialize};
 
 /// The version of the form. A summary of another one is left out.
@@ -12,6 +13,10 @@ const VERSION: u32 = 1;
 
 /// The longest text with failures, in bytes.
 const LONGEST: usize = 512 * 1024;
+
+/// The room for lanes in a summary, in bytes, and what a lane takes besides its name. Each replica reads it every few seconds.
+const ROOM_FOR_LANES: usize = 64 * 1024;
+const LANE_BYTES: usize = 100;
 
 /// The longest id of a replica and the longest name of its machine, in bytes.
 const MAX_ID: usize = 64;
@@ -154,22 +159,22 @@ impl Summary {
         Self { has_ended: true, ..Self::new(replica, at) }
     }
 
-    /// The text for the store.
+    /// The text for the store. It has as many of the busiest lanes of each downstream as there is room for.
     ///
     /// Where hundreds of downstreams fail or have lanes it may be too long for the store; then it goes without the answers of
     /// their APIs and without lanes, or without failures too.
     pub(super) fn text(&self) -> String {
         // Strings as keys and finite numbers always have a form in JSON.
         let text = |summary: &Self| serde_json::to_string(summary).unwrap_or_default();
-        let whole = text(self);
+        let most = self.lanes_with_room();
+        let whole = if most < MAX_LANES { text(&self.with_lanes(most)) } else { text(self) };
         if whole.len() <= LONGEST {
             return whole;
         }
-        let mut shorter = self.clone();
+        // The names of lanes are foreign text too.
+        let mut shorter = self.with_lanes(0);
         for own in shorter.downstreams.values_mut() {
             own.failures.iter_mut().for_each(|failure| failure.response = None);
-            // Their names are foreign text too.
-            own.lanes.clear();
         }
         let shorter_text = text(&shorter);
         if shorter_text.len() <= LONGEST {
@@ -177,6 +182,23 @@ impl Summary {
         }
         shorter.downstreams.values_mut().for_each(|own| own.failures.clear());
         text(&shorter)
+    }
+
+    /// How many lanes of each downstream there is room for.
+    fn lanes_with_room(&self) -> usize {
+        let size = |lane: &Lane| lane.name.len() + LANE_BYTES;
+        let all = |most: usize| {
+            let lanes = self.downstreams.values().flat_map(|own| own.lanes.iter().take(most));
+            lanes.map(size).sum::<usize>()
+        };
+        (1..=MAX_LANES).rev().find(|most| all(*most) <= ROOM_FOR_LANES).unwrap_or(0)
+    }
+
+    /// The same with at most this many lanes of each downstream.
+    fn with_lanes(&self, most: usize) -> Self {
+        let mut cut = self.clone();
+        cut.downstreams.values_mut().for_each(|own| own.lanes.truncate(most));
+        cut
     }
 
     /// Reads the text of any replica; `None` where its form is not known.
@@ -281,6 +303,25 @@ mod tests {
         assert_eq!(add(0..100), (3, true, 1));
         assert_eq!(add(100..500), (3, false, 0));
         assert_eq!(add(500..2_000), (0, false, 0));
+    }
+
+    #[test]
+    fn the_busiest_lanes_of_each_downstream_are_reported_as_long_as_there_is_room() {
+        let lane = |number: usize| Lane { name: format!("{number}{}", "x".repeat(399)), ..Lane::default() };
+        let mut summary = Summary::new(Identity::default(), 0);
+        let mut add = |downstreams: std::ops::Range<u32>| {
+            for number in downstreams {
+                let own = Own { lanes: (0..10).map(lane).collect(), ..Own::default() };
+                summary.downstreams.insert(format!("downstream-{number}"), own);
+            }
+            let text = summary.text();
+            let lanes = Summary::read(&text).unwrap().downstreams.remove("downstream-0").unwrap().lanes;
+            (lanes.len(), lanes.first().is_none_or(|first| first.name.starts_with("0x")))
+        };
+        assert_eq!(add(0..13), (10, true));
+        assert_eq!(add(13..100), (1, true));
+        assert_eq!(add(100..200), (0, true));
+        assert_eq!(summary.downstreams["downstream-0"].lanes.len(), 10, "all of its own are known here");
     }
 
     #[test]
