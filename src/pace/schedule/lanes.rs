@@ -122,20 +122,20 @@ impl Lanes {
         self.asking.lead
     }
 
-    /// Applies other limits; lanes keep their jobs, turns and tags. Estimates of their limits are void.
+    /// Applies other limits; lanes keep their jobs, turns and tags. Estimates of their limits are void, unless only
+    /// pauses by operators began or ended.
     pub(crate) fn follow(&mut self, settings: &Settings) {
         let Some(rules) = &settings.of_jobs.lanes else { return };
-        let pauses = |rules: &LaneRules| (rules.pause_per.clone(), rules.paused.clone());
-        let has_same_pauses = pauses(&self.rules) == pauses(rules);
-        let has_same_states = has_same_pauses && self.rules.has_same_states(rules);
-        self.rules = Arc::clone(rules);
+        let before = std::mem::replace(&mut self.rules, Arc::clone(rules));
+        let has_same_states = before.pause_per == rules.pause_per && before.has_same_states(rules);
         self.classes.weigh(|value| rules.weight(value));
         let sets = sets(settings);
         let has_same_horizon = self.asking.horizon == settings.horizon;
         self.asking.horizon = settings.horizon;
         self.asking.lead = super::LEAD.min(settings.horizon / 2);
         if has_same_states && has_same_horizon && self.sets == sets {
-            return self.forget();
+            let has_same_stops = before.paused == rules.paused;
+            return if has_same_stops { self.forget() } else { self.follow_stops(&before.paused) };
         }
         self.end();
         self.states.wake_all();

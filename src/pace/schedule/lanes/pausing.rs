@@ -1,5 +1,6 @@
 //! The downstream throttles some lanes alone.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +69,27 @@ impl Lanes {
         let state = self.states.first_asleep().filter(|state| !self.states.is_stop(*state))?;
         let name = (!self.states.is_pause(state)).then(|| self.states.name(state).0.to_string());
         Some((name, self.states.sleeps_until(state)?))
+    }
+
+    /// Makes the lanes wait whose values operators have paused since these were `paused`, and those go on whose values
+    /// were among these. All others keep what is known of their limits.
+    pub(super) fn follow_stops(&mut self, paused: &BTreeSet<String>) {
+        let rules = Arc::clone(&self.rules);
+        let has_changed = |value: &str| paused.contains(value) != rules.paused.contains(value);
+        let changed = self.known.iter().filter(|(_, values)| has_changed(rules.fair_value(values)));
+        let changed: Vec<(usize, String)> =
+            changed.map(|(lane, values)| (lane, rules.fair_value(values).to_owned())).collect();
+        for (lane, value) in changed {
+            let rank = self.take_out(lane);
+            let Self { all, states, .. } = self;
+            let own = &mut all[lane].states;
+            if rules.paused.contains(&value) {
+                own.push(states.join_stop(&value));
+            } else if let Some(stop) = own.pop_if(|state| states.is_stop(*state)) {
+                states.leave(stop);
+            }
+            rank.into_iter().for_each(|rank| self.wait(lane, rank));
+        }
     }
 
     /// Whether lanes wait for nothing but an operator.

@@ -233,3 +233,37 @@ async fn jobs_of_a_tenant_that_an_operator_pauses_wait_elsewhere_for_a_while() {
     let dues: Vec<Duration> = taken.iter().map(|(due, _)| *due - now).collect();
     assert_eq!(dues, [3600 * SECOND; 3], "then it is seen whether it still lasts");
 }
+
+/// Otherwise each order would have all limits be asked again, and rebuild a hundred thousand lanes.
+#[tokio::test(start_paused = true)]
+async fn an_operators_pause_of_one_tenant_changes_nothing_for_the_others() {
+    let mut scene = Scene::usual();
+    for tenant in ["a", "b", "c"] {
+        for endpoint in ["x", "x", "y"] {
+            scene.push(tenant, endpoint);
+        }
+    }
+    // All wait for the limits of their tenants.
+    let until = scene.now + 10 * SECOND;
+    let offered = scene.offer();
+    scene.settle(offered, |_| Answer::Limited(0, until));
+    assert_eq!(scene.offered(), [0; 0]);
+    let all = [&["a"][..], &["a", "b"], &["b"], &[], &["c", "d"]];
+    for paused in all {
+        scene.stop(paused);
+        assert_eq!(scene.offered(), [0; 0], "no limit is asked again after {paused:?}");
+        assert_eq!(scene.broken(), None, "{paused:?}");
+    }
+    scene.push("d", "x");
+    scene.now += 10 * SECOND;
+    let mut went = vec![];
+    while let [_, ..] = &scene.grant()[..] {
+        went.push(scene.now);
+        scene.now += SECOND;
+    }
+    assert!(!went.is_empty(), "those of `a` and `b`");
+    let mut left: Vec<u64> = scene.backlog.drain().iter().map(Waiter::seq).collect();
+    left.sort_unstable();
+    assert_eq!(left, [6, 7, 8, 9], "those of `c` and `d` wait for the operator");
+    assert_eq!(scene.broken(), None);
+}
