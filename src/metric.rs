@@ -241,6 +241,11 @@ pub const DEAD_LETTERS: Metric = gauge(
 );
 /// Whether the downstream is paused.
 pub const PAUSED: Metric = gauge("paced_paused", "1 while nothing is released to the downstream.");
+/// How many values of lanes are paused.
+pub const PAUSED_VALUES: Metric = gauge(
+    "paced_paused_values",
+    "Values of lanes (tenants) whose jobs an operator has paused. Replicas see the same: take the maximum, not the sum.",
+);
 /// Whether this replica takes jobs.
 pub const STOPPED: Metric = gauge(
     "paced_stopped",
@@ -271,7 +276,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 42] = [
+pub const ALL: [Metric; 43] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -307,6 +312,7 @@ pub const ALL: [Metric; 42] = [
     JOBS_READY,
     DEAD_LETTERS,
     PAUSED,
+    PAUSED_VALUES,
     STOPPED,
     CERTIFICATE_START,
     CERTIFICATE_EXPIRY,

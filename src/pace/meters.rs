@@ -183,6 +183,12 @@ impl Meters {
         self.paused.set(f64::from(u8::from(is_paused)));
     }
 
+    /// Sets how many values of lanes are paused.
+    pub(crate) fn paused_values(&self, values: usize) {
+        let paused = gauge!(metric::PAUSED_VALUES.name, "downstream" => self.downstream.clone());
+        paused.set(f64::from(u32::try_from(values).unwrap_or(u32::MAX)));
+    }
+
     /// Records that a waiter with this request was granted a slot by a call at `at`, and the time until the slot comes.
     pub(crate) fn granted(&self, request: &SlotRequest, at: Instant, ahead: Duration) {
         let waited = at.saturating_duration_since(request.since).as_secs_f64();

@@ -129,6 +129,7 @@ impl<W: Waiter> Engine<W> {
         let (settings, now) = (given.clone().policing(), Instant::now());
         let meters = Meters::new(&settings.downstream, settings.on_limit);
         meters.pace_in_force(settings.limits.pace(), false);
+        meters.paused_values(0);
         let (schedule, pacing) = (Schedule::new(&settings), Pacing::new(&settings, now));
         store.set_horizon(&settings.downstream, schedule.turns().farthest());
         Self {

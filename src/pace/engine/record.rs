@@ -131,6 +131,7 @@ impl<W: Waiter> Engine<W> {
     /// Applies these settings. Waiters that hold a slot keep it.
     fn follow(&mut self, settings: Settings) {
         self.release.follow(&settings);
+        self.meters.paused_values(settings.of_jobs.lanes.as_ref().map_or(0, |rules| rules.paused.len()));
         // Where the limits stay, the slots and the turn stay too.
         let is_same = settings.paces_like(&self.settings) && !self.is_absent();
         if !is_same {

@@ -18,6 +18,8 @@ async fn a_tenant_is_paused_and_resumed_in_all_replicas_and_others_go_on() {
     assert!(paused.stdout.starts_with("a: paused until it is resumed, set by "), "{paused:?}");
     for replica in [&one, &other] {
         replica.paced.wait_line("limits changed: weights or pauses of lanes", LONG).await;
+        let is_known = async || replica.metric("paced_paused_values").await == 1.0;
+        until("the metric has it", LONG, is_known).await;
     }
     site.publish(of("a", 20)).await;
     site.publish(of("b", 40)).await;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 37] = [
+const METRICS: [(&str, &str); 38] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_binding_seconds_total", "counter"),
@@ -29,6 +29,7 @@ const METRICS: [(&str, &str); 37] = [
     ("paced_oldest_job_seconds", "gauge"),
     ("paced_rate_overridden", "gauge"),
     ("paced_paused", "gauge"),
+    ("paced_paused_values", "gauge"),
     ("paced_poison_total", "counter"),
     ("paced_quiet_lane_wait_seconds", "histogram"),
     ("paced_rate_limit_jobs_per_second", "gauge"),
@@ -44,7 +45,7 @@ const METRICS: [(&str, &str); 37] = [
 ];
 
 /// The label of each series of a downstream, and its values.
-pub const LABELS: [(&str, &str, &[&str]); 21] = [
+pub const LABELS: [(&str, &str, &[&str]); 22] = [
     ("paced_jobs_received_total", "", &[]),
     ("paced_poison_total", "", &[]),
     ("paced_jobs_released_total", "", &[]),
@@ -98,6 +99,7 @@ pub const LABELS: [(&str, &str, &[&str]); 21] = [
     ("paced_store_errors_total", "op", &["reserve", "tend"]),
     ("paced_jobs_in_flight", "state", &["lane", "held", "sending", "settling"]),
     ("paced_paused", "", &[]),
+    ("paced_paused_values", "", &[]),
     ("paced_stopped", "reason", &["unreachable", "unauthorized"]),
     ("paced_job_queue_wait_seconds_count", "", &[]),
     ("paced_quiet_lane_wait_seconds_count", "", &[]),
