@@ -1,5 +1,6 @@
 //! Whether other jobs succeed: then the downstream that throttles a job again may mean this job alone.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -22,8 +23,13 @@ struct Latest {
 }
 
 impl Latest {
-    fn values(&self, key: &[String]) -> Vec<String> {
-        self.parts.iter().map(|part| key.get(*part).cloned().unwrap_or_default()).collect()
+    /// The values of the parts. Each delivery asks for them, so that they are borrowed where the parts lie side by side.
+    fn values<'k>(&self, key: &'k [String]) -> Cow<'k, [String]> {
+        let first = self.parts.first().copied().unwrap_or_default();
+        let are_adjacent = self.parts.iter().copied().eq(first..first + self.parts.len());
+        let adjacent = key.get(first..first + self.parts.len()).filter(|_| are_adjacent);
+        let value = |part: &usize| key.get(*part).cloned().unwrap_or_default();
+        adjacent.map_or_else(|| self.parts.iter().map(value).collect(), Cow::Borrowed)
     }
 }
 
@@ -42,7 +48,7 @@ impl Successes {
         latest.of_all = latest.of_all.max(Some(sent));
         if !latest.of_throttled.is_empty() {
             let values = latest.values(key);
-            let own = latest.of_throttled.get_mut(&values);
+            let own = latest.of_throttled.get_mut(&*values);
             own.into_iter().for_each(|own| *own = (*own).max(Some(sent)));
         }
     }
@@ -57,7 +63,7 @@ impl Successes {
             // Each of them is paused once more than it would be.
             latest.of_throttled.clear();
         }
-        let values = latest.values(key);
+        let values = latest.values(key).into_owned();
         latest.of_throttled.entry(values).or_default();
     }
 
@@ -66,8 +72,39 @@ impl Successes {
         let latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = match latest.parts.is_empty() {
             true => latest.of_all,
-            false => latest.of_throttled.get(&latest.values(key)).copied().flatten(),
+            false => latest.of_throttled.get(&*latest.values(key)).copied().flatten(),
         };
         sent.is_some_and(|sent| sent > at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_success_counts_for_the_jobs_with_the_same_values_of_the_parts() {
+        let key = |values: [&str; 3]| values.map(str::to_owned);
+        let (throttled, delivered) = (key(["a", "x", "1"]), key(["a", "y", "1"]));
+        for (parts, counts) in [
+            (&[0][..], true),
+            (&[1], false),
+            (&[2], true),
+            (&[0, 1], false),
+            (&[1, 2], false),
+            (&[0, 2], true),
+            (&[2, 0], true),
+            (&[0, 1, 2], false),
+        ] {
+            let (successes, start) = (Successes::default(), Instant::now());
+            successes.follow(parts);
+            successes.note_throttled(&throttled);
+            successes.note(start + Duration::from_secs(1), &delivered);
+            assert_eq!(successes.is_any_after(start, &throttled), counts, "{parts:?}");
+            successes.note(start + Duration::from_secs(1), &throttled);
+            assert!(successes.is_any_after(start, &throttled), "{parts:?}");
+        }
     }
 }
