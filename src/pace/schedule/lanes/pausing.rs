@@ -48,6 +48,10 @@ impl Lanes {
 
     /// Records that a job with these values was answered that was sent at `sent`, and not throttled.
     pub(crate) fn answered(&mut self, values: &[String], sent: Instant) {
+        if !self.states.are_any_cooling() {
+            // The end of each send comes here.
+            return;
+        }
         let probed = self.pause_state(values).filter(|state| self.states.answered(*state, sent));
         probed.into_iter().for_each(|state| self.top_up(state));
     }

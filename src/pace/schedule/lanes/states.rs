@@ -29,6 +29,8 @@ pub(super) struct States {
     seen: Option<(Instant, Instant)>,
     /// The states that the call in hand offers jobs to.
     offered: Vec<usize>,
+    /// The number of cool-downs.
+    cooling: usize,
 }
 
 /// The name of a limit, and the key of one of its states.
@@ -150,6 +152,8 @@ impl States {
         if left.lanes == 0 {
             debug_assert!(left.waiting.is_empty() && left.ready == 0, "a lane of {left:?} waits");
             left.asleep = None;
+            self.cooling -= usize::from(left.numbers.probes().is_some());
+            left.numbers = Numbers::UNLIMITED;
             self.by_name.remove(&left.name);
             self.offered.retain(|other| *other != state);
             self.free.push(state);
@@ -357,6 +361,10 @@ impl States {
     /// The violated invariant of the states, given the lanes that wait for their turn and those that wait for each
     /// state.
     pub(super) fn broken(&self, ready: &[Vec<usize>], waiting: &BTreeMap<usize, usize>) -> Option<String> {
+        let cooling = self.all.iter().filter(|state| state.numbers.probes().is_some()).count();
+        if cooling != self.cooling {
+            return Some(format!("{cooling} cool-downs and not {}", self.cooling));
+        }
         for (index, state) in self.all.iter().enumerate() {
             let counted = ready.iter().flatten().filter(|other| **other == index).count() as u64;
             let asleep =

@@ -30,7 +30,7 @@ impl Numbers {
     }
 
     /// The time between the probes of a cool-down, if this is one.
-    fn probes(&self) -> Option<Duration> {
+    pub(super) fn probes(&self) -> Option<Duration> {
         self.paused_until.and(self.is_plain.then_some(self.interval))
     }
 }
@@ -81,6 +81,11 @@ impl States {
         self.seen.is_some_and(|(now, _)| self.is_paused(state, now)) && !self.is_stop(state)
     }
 
+    /// Whether there is any cool-down.
+    pub(in crate::pace::schedule::lanes) const fn are_any_cooling(&self) -> bool {
+        self.cooling > 0
+    }
+
     /// The time between the probes of a cool-down, if there is one.
     pub(in crate::pace::schedule::lanes) fn probes(&self, state: usize) -> Option<Duration> {
         self.all[state].numbers.probes()
@@ -94,6 +99,7 @@ impl States {
         (now, until): (Instant, Instant),
     ) -> bool {
         let begins = !self.is_paused(state, now) && self.probes(state).is_none();
+        self.cooling -= usize::from(self.probes(state).is_some());
         let numbers = &mut self.all[state].numbers;
         let until = numbers.paused_until.map_or(until, |before| before.max(until));
         *numbers = Numbers { paused_until: Some(until), ..Numbers::UNLIMITED };
@@ -116,6 +122,7 @@ impl States {
         let before = numbers.probes();
         let wait = before.map_or(FIRST_WAIT, |before| before * 2).min(longest);
         *numbers = Numbers::cooling(wait, now + wait);
+        self.cooling += usize::from(before.is_none());
         self.pause_until(state, now + wait);
         before.is_none()
     }
@@ -124,6 +131,7 @@ impl States {
     pub(in crate::pace::schedule::lanes) fn answered(&mut self, state: usize, sent: Instant) -> bool {
         let is_probe = self.probes(state).is_some() && !self.is_paused(state, sent);
         if is_probe {
+            self.cooling -= 1;
             self.all[state].numbers = Numbers::UNLIMITED;
             self.end_sleep(state);
         }
