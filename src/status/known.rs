@@ -103,7 +103,10 @@ impl Record {
     /// Whether operators paused values of lanes.
     fn has_paused_values(&self, at: Millis) -> bool {
         let values = self.in_force.as_ref().map(|in_force| &in_force.values);
-        values.into_iter().flatten().any(|set| set.weight.is_none() && set.until.is_none_or(|until| until > at))
+        values
+            .into_iter()
+            .flatten()
+            .any(|set| set.weight.is_none() && set.until.is_none_or(|until| until > at))
     }
 
     fn was_asked_for_since(&self, since: Option<Instant>) -> bool {

@@ -257,8 +257,7 @@ impl Worker {
         }
         due = entry.due_or_end(due);
         // The end of the job may be near.
-        let shortest =
-            if is_short { SHORTEST_STAY } else { (patience / 2).max(SHORTEST_STAY).min(patience) };
+        let shortest = if is_short { SHORTEST_STAY } else { (patience / 2).max(SHORTEST_STAY).min(patience) };
         if entry.may_wait_elsewhere() && due > now + shortest {
             self.park(due, entry.hold.reason, entry);
         } else {

@@ -58,6 +58,9 @@ async fn nothing_is_set_for_a_value_where_there_are_no_lanes() {
     let unset = replica.tool(TOKEN, &["lane", "resume", "billing", "a"]).await;
     assert_eq!(unset.code, 0, "what was set before the lanes were removed can be unset: {unset:?}");
     let terms = replica.tool(TOKEN, &["terms", "show", "billing"]).await;
-    assert!(terms.stdout.contains("version       1 (") || terms.stdout.contains("version       2 ("), "{terms:?}");
+    assert!(
+        terms.stdout.contains("version       1 (") || terms.stdout.contains("version       2 ("),
+        "{terms:?}"
+    );
     assert_eq!(replica.paced.stop().await, 0);
 }

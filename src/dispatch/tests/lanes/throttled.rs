@@ -163,3 +163,31 @@ async fn no_job_gives_up_early_for_a_cool_down() {
         assert_eq!(dead, 0, "{all:?}");
     }
 }
+
+/// An API that lets two jobs of a tenant go in a second, and names a second whenever there are more.
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_is_paused_for_a_second_again_and_again_does_not_fill_the_window() {
+    let mut bench = bench("100/s", &[]);
+    bench.options.lanes.as_mut().unwrap().pause_per = vec![0];
+    let (start, counted) = (Instant::now(), Mutex::new((0, 0)));
+    bench.sink.answer_by(move |id| {
+        let mut counted = counted.lock().unwrap();
+        let second = start.elapsed().as_secs();
+        if !id.starts_with("bad/") {
+            return None;
+        }
+        *counted = if counted.0 == second { (second, counted.1 + 1) } else { (second, 1) };
+        (counted.1 > 2).then(|| throttled(Some(SECOND)))
+    });
+    bench.tickets.parking = ScriptedParking::Done;
+    bench.options.prefetch = 600;
+    bench.bound_window(600);
+    publish(&bench, "bad", "e", 3000);
+    (0..50).for_each(|tenant| publish(&bench, &format!("other-{tenant}"), "e", 1));
+    let _running = bench.start();
+    let others = || bench.sink.ids().iter().filter(|id| id.starts_with("other")).count();
+    while others() < 50 {
+        tokio::time::sleep(SECOND).await;
+        assert!(start.elapsed() < 60 * SECOND, "{} of 50 others after {:?}", others(), start.elapsed());
+    }
+}

@@ -48,7 +48,7 @@ impl Lanes {
 
     /// Records that a job with these values was answered that was sent at `sent`, and not throttled.
     pub(crate) fn answered(&mut self, values: &[String], sent: Instant) {
-        if !self.states.are_any_cooling() {
+        if !self.states.are_any_throttled() {
             // The end of each send comes here.
             return;
         }

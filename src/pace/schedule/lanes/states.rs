@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::limit::Limit;
 use crate::pace::schedule::lane::PassedOn;
 use crate::pace::slots_within;
+use pauses::Pauses;
 
 mod pauses;
 
@@ -29,8 +30,8 @@ pub(super) struct States {
     seen: Option<(Instant, Instant)>,
     /// The states that the call in hand offers jobs to.
     offered: Vec<usize>,
-    /// The number of cool-downs.
-    cooling: usize,
+    /// The number of those that the downstream throttles, for which the ends of sends count.
+    throttled: usize,
 }
 
 /// The name of a limit, and the key of one of its states.
@@ -80,6 +81,8 @@ struct Numbers {
     weight: usize,
     /// When a pause ends that was asked for, or the wait before the next probe of a cool-down.
     paused_until: Option<Instant>,
+    /// The last one of the pauses that the downstream asked for.
+    pauses: Option<Pauses>,
 }
 
 impl Numbers {
@@ -90,6 +93,7 @@ impl Numbers {
             is_plain: limit.is_even() && limit.burst() == 1,
             weight: limit.weight(),
             paused_until: None,
+            pauses: None,
         }
     }
 }
@@ -152,7 +156,7 @@ impl States {
         if left.lanes == 0 {
             debug_assert!(left.waiting.is_empty() && left.ready == 0, "a lane of {left:?} waits");
             left.asleep = None;
-            self.cooling -= usize::from(left.numbers.probes().is_some());
+            self.throttled -= usize::from(left.numbers.are_throttled());
             left.numbers = Numbers::UNLIMITED;
             self.by_name.remove(&left.name);
             self.offered.retain(|other| *other != state);
@@ -284,10 +288,11 @@ impl States {
 
     /// The jobs that were passed on to wait elsewhere and have no slot of this state yet.
     pub(super) fn passed_on(&mut self, state: usize, now: Instant) -> PassedOn {
+        let apart = self.apart(state);
         let State { asleep, numbers, passed_on, .. } = &mut self.all[state];
         let start = asleep.map_or(now, |sleep| sleep.until.max(now));
         let before = passed_on.unwrap_or(PassedOn::nobody(start));
-        *passed_on.insert(before.less_released(start, numbers.interval))
+        *passed_on.insert(before.less_released(start, apart.unwrap_or(numbers.interval)))
     }
 
     /// Records that the job with this position in the order of arrival is passed on.
@@ -361,9 +366,9 @@ impl States {
     /// The violated invariant of the states, given the lanes that wait for their turn and those that wait for each
     /// state.
     pub(super) fn broken(&self, ready: &[Vec<usize>], waiting: &BTreeMap<usize, usize>) -> Option<String> {
-        let cooling = self.all.iter().filter(|state| state.numbers.probes().is_some()).count();
-        if cooling != self.cooling {
-            return Some(format!("{cooling} cool-downs and not {}", self.cooling));
+        let throttled = self.all.iter().filter(|state| state.numbers.are_throttled()).count();
+        if throttled != self.throttled {
+            return Some(format!("{throttled} are throttled, and not {}", self.throttled));
         }
         for (index, state) in self.all.iter().enumerate() {
             let counted = ready.iter().flatten().filter(|other| **other == index).count() as u64;

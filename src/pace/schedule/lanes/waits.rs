@@ -14,7 +14,8 @@ use crate::pace::backlog::Backlog;
 use crate::pace::schedule::lane::PassedOn;
 use crate::pace::{Waiter, limit_delay};
 
-/// The longest that a job is taken to wait for the probes of a cool-down before it: most end before.
+/// The longest that a job is taken to wait for the probes of a cool-down before it, or for what a downstream allows that
+/// throttles again and again: most of it ends before.
 const LONGEST_COOLING: Duration = Duration::from_secs(300);
 
 /// How long a job waits elsewhere whose value an operator has paused. Then it comes back, and waits elsewhere again.
@@ -27,7 +28,7 @@ struct Queue<W> {
     order: (usize, u64),
     /// When the limits of the lane allow something, as far as is known.
     start: Instant,
-    /// Whether nobody knows how long the lane waits: for an operator, or for the end of a cool-down.
+    /// Whether nobody knows how long the lane waits: for an operator, or for the downstream to throttle no more.
     is_guess: bool,
     /// The number of its jobs, and of those among them that stay, which are the first ones.
     ready: usize,
@@ -123,8 +124,11 @@ impl Lanes {
         queues.retain(|queue| !queue.beyond.is_empty());
         for queue in &queues {
             let Lane { set, states, .. } = &self.all[queue.lane];
-            for state in &states[..self.sets[*set].len()] {
-                ahead.elsewhere.insert(*state, self.states.passed_on(*state, now));
+            let is_paced =
+                |index: usize, state| index < self.sets[*set].len() || self.states.apart(state).is_some();
+            let paced = states.iter().copied().enumerate().filter(|(index, state)| is_paced(*index, *state));
+            for (_, state) in paced.collect::<Vec<_>>() {
+                ahead.elsewhere.insert(state, self.states.passed_on(state, now));
             }
         }
         let mut taken = Vec::new();
@@ -156,9 +160,19 @@ impl Lanes {
             let asleep = asleep.max();
             let (order, start) = ((rank, of.turn), asleep.map_or(now, |until| until.max(now)));
             let is_limited = ready > 0 && (!self.sets[of.set].is_empty() || asleep.is_some());
-            let is_guess =
-                of.states.iter().any(|state| self.states.is_stop(*state) || self.states.probes(*state).is_some());
-            is_limited.then(|| Queue { lane, order, start, is_guess, ready, stay: 0, beyond: VecDeque::new() })
+            let is_guess = of
+                .states
+                .iter()
+                .any(|state| self.states.is_stop(*state) || self.states.apart(*state).is_some());
+            is_limited.then(|| Queue {
+                lane,
+                order,
+                start,
+                is_guess,
+                ready,
+                stay: 0,
+                beyond: VecDeque::new(),
+            })
         };
         let mut queues: Vec<_> = self.all.iter().enumerate().filter_map(queue).collect();
         queues.sort_unstable_by_key(|queue| queue.order);
@@ -170,12 +184,12 @@ impl Lanes {
         let Lane { set, states, .. } = &self.all[queue.lane];
         let limits = self.sets[*set].iter().zip(states);
         let delays = limits.map(|(limit, state)| limit_delay(&[limit], ahead.of(*state, seq)));
-        let probes = states.iter().filter_map(|state| {
-            let apart = self.states.probes(*state)?;
+        let throttled = states.iter().filter_map(|state| {
+            let apart = self.states.apart(*state)?;
             let before = u32::try_from(ahead.of(*state, seq)).unwrap_or(u32::MAX);
             Some(apart.saturating_mul(before).min(LONGEST_COOLING))
         });
-        queue.start + delays.chain(probes).max().unwrap_or_default()
+        queue.start + delays.chain(throttled).max().unwrap_or_default()
     }
 }
 

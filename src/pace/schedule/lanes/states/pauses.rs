@@ -19,19 +19,57 @@ const FOREVER: Duration = Duration::from_secs(366 * 86_400);
 /// The wait before the first probe of a cool-down.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
+/// A pause that the downstream asked for. If it asks again soon after the end, the jobs of the lanes go as fast as they were
+/// answered in between.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pauses {
+    began: Instant,
+    until: Instant,
+    /// The number of jobs that were answered since it began.
+    answered: u32,
+    /// The time for one job between the pause before and this one, if that was shortly before.
+    apart: Option<Duration>,
+}
+
+impl Pauses {
+    /// The pause of these times that follows another one.
+    fn after(before: Option<Self>, (now, until): (Instant, Instant)) -> Self {
+        let before = before.filter(|before| before.counts_at(now));
+        let apart = before.map(|before| (now - before.began) / before.answered.max(1));
+        Self { began: now, until, answered: 0, apart }
+    }
+
+    /// Whether another one that began then would follow it soon: within its length after its end.
+    fn counts_at(&self, now: Instant) -> bool {
+        now < self.until + (self.until - self.began)
+    }
+}
+
 impl Numbers {
     /// Those of a pause, while there is none.
-    pub(super) const UNLIMITED: Self =
-        Self { per_call: u64::MAX, interval: Duration::ZERO, is_plain: false, weight: 0, paused_until: None };
+    pub(super) const UNLIMITED: Self = Self {
+        per_call: u64::MAX,
+        interval: Duration::ZERO,
+        is_plain: false,
+        weight: 0,
+        paused_until: None,
+        pauses: None,
+    };
 
     /// Those of a cool-down whose probes are so long apart.
     const fn cooling(wait: Duration, until: Instant) -> Self {
-        Self { per_call: 1, interval: wait, is_plain: true, weight: 0, paused_until: Some(until) }
+        let paused_until = Some(until);
+        Self { per_call: 1, interval: wait, is_plain: true, weight: 0, paused_until, pauses: None }
     }
 
     /// The time between the probes of a cool-down, if this is one.
-    pub(super) fn probes(&self) -> Option<Duration> {
+    fn probes(&self) -> Option<Duration> {
         self.paused_until.and(self.is_plain.then_some(self.interval))
+    }
+
+    /// Whether the downstream throttles the lanes, or did so lately.
+    pub(super) fn are_throttled(&self) -> bool {
+        self.probes().is_some() || self.pauses.is_some()
     }
 }
 
@@ -81,14 +119,27 @@ impl States {
         self.seen.is_some_and(|(now, _)| self.is_paused(state, now)) && !self.is_stop(state)
     }
 
-    /// Whether there is any cool-down.
-    pub(in crate::pace::schedule::lanes) const fn are_any_cooling(&self) -> bool {
-        self.cooling > 0
+    /// Whether the downstream throttles any, or did so lately.
+    pub(in crate::pace::schedule::lanes) const fn are_any_throttled(&self) -> bool {
+        self.throttled > 0
     }
 
-    /// The time between the probes of a cool-down, if there is one.
-    pub(in crate::pace::schedule::lanes) fn probes(&self, state: usize) -> Option<Duration> {
+    /// The time between the jobs of a state that the downstream throttles: between the probes of a cool-down, or as it was
+    /// between the last pauses, if these followed each other.
+    pub(in crate::pace::schedule::lanes) fn apart(&self, state: usize) -> Option<Duration> {
+        let numbers = &self.all[state].numbers;
+        let counts = |pauses: &Pauses| self.seen.is_none_or(|(now, _)| pauses.counts_at(now));
+        numbers.probes().or_else(|| numbers.pauses.filter(counts)?.apart)
+    }
+
+    fn probes(&self, state: usize) -> Option<Duration> {
         self.all[state].numbers.probes()
+    }
+
+    fn set_numbers(&mut self, state: usize, numbers: Numbers) {
+        let before = std::mem::replace(&mut self.all[state].numbers, numbers);
+        self.throttled -= usize::from(before.are_throttled());
+        self.throttled += usize::from(numbers.are_throttled());
     }
 
     /// Begins a pause, or prolongs it: returns whether it begins. It ends a cool-down, since the downstream says by now how long to
@@ -99,10 +150,12 @@ impl States {
         (now, until): (Instant, Instant),
     ) -> bool {
         let begins = !self.is_paused(state, now) && self.probes(state).is_none();
-        self.cooling -= usize::from(self.probes(state).is_some());
-        let numbers = &mut self.all[state].numbers;
-        let until = numbers.paused_until.map_or(until, |before| before.max(until));
-        *numbers = Numbers { paused_until: Some(until), ..Numbers::UNLIMITED };
+        let Numbers { paused_until, pauses, .. } = self.all[state].numbers;
+        let until = paused_until.map_or(until, |before| before.max(until));
+        let longer = pauses.filter(|_| !begins).map(|pauses| Pauses { until, ..pauses });
+        let pauses = longer.unwrap_or_else(|| Pauses::after(pauses, (now, until)));
+        let pauses = (!self.is_stop(state)).then_some(pauses);
+        self.set_numbers(state, Numbers { paused_until: Some(until), pauses, ..Numbers::UNLIMITED });
         self.pause_until(state, until);
         begins
     }
@@ -118,24 +171,27 @@ impl States {
         if self.is_paused(state, sent) {
             return false;
         }
-        let numbers = &mut self.all[state].numbers;
-        let before = numbers.probes();
+        let before = self.probes(state);
         let wait = before.map_or(FIRST_WAIT, |before| before * 2).min(longest);
-        *numbers = Numbers::cooling(wait, now + wait);
-        self.cooling += usize::from(before.is_none());
+        self.set_numbers(state, Numbers::cooling(wait, now + wait));
         self.pause_until(state, now + wait);
         before.is_none()
     }
 
-    /// Ends a cool-down, since a job was answered that was sent at `sent`. Returns whether it was its probe.
+    /// Ends a cool-down, since a job was answered that was sent at `sent`. Returns whether it was its probe. Between pauses it
+    /// counts the job.
     pub(in crate::pace::schedule::lanes) fn answered(&mut self, state: usize, sent: Instant) -> bool {
         let is_probe = self.probes(state).is_some() && !self.is_paused(state, sent);
         if is_probe {
-            self.cooling -= 1;
-            self.all[state].numbers = Numbers::UNLIMITED;
+            self.set_numbers(state, Numbers::UNLIMITED);
             self.end_sleep(state);
+            return true;
         }
-        is_probe
+        let numbers = self.all[state].numbers;
+        let pauses = numbers.pauses.filter(|pauses| pauses.counts_at(sent));
+        let counted = |pauses: Pauses| Pauses { answered: pauses.answered.saturating_add(1), ..pauses };
+        self.set_numbers(state, Numbers { pauses: pauses.map(counted), ..numbers });
+        false
     }
 
     /// Nothing is asked for earlier: no limit of the store would hold that back.

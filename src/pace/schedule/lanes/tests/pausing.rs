@@ -267,3 +267,29 @@ async fn an_operators_pause_of_one_tenant_changes_nothing_for_the_others() {
     assert_eq!(left, [6, 7, 8, 9], "those of `c` and `d` wait for the operator");
     assert_eq!(scene.broken(), None);
 }
+
+/// Most APIs name a second, again and again. Then as many of its jobs stay as it lets go in time.
+#[tokio::test(start_paused = true)]
+async fn jobs_of_a_tenant_that_is_paused_again_and_again_wait_as_long_as_its_pace_says() {
+    let mut scene = Scene::new(&[]);
+    scene.push_many(300);
+    scene.push("b", "x");
+    scene.pause("a", SECOND);
+    assert_eq!(scene.last(), Some(1), "after the first one nothing is known");
+    scene.now += SECOND;
+    (0..3).for_each(|_| scene.answered("a"));
+    scene.now += SECOND / 2;
+    scene.pause("a", SECOND);
+    assert_eq!(scene.last(), Some(1 + 149), "three in one and a half seconds");
+    let taken = scene.beyond(60, usize::MAX);
+    assert_eq!((taken.len(), taken[0].1, scene.backlog.all_ready()), (181, 60, 119 + 1));
+    scene.push_many(10);
+    assert_eq!(scene.beyond(60, usize::MAX)[0].1, 151, "behind those that wait elsewhere");
+    assert_eq!(scene.broken(), None);
+    scene.now += 2 * SECOND;
+    scene.answered("a");
+    assert_eq!(scene.last(), None, "it is not paused any more");
+    assert_eq!(scene.broken(), None);
+    scene.pause("a", SECOND);
+    assert_eq!(scene.last(), Some(1), "that was long ago");
+}

@@ -13,13 +13,13 @@ impl Scene {
     }
 
     /// When the last job goes, in seconds from now.
-    fn last(&mut self) -> Option<u64> {
+    pub(super) fn last(&mut self) -> Option<u64> {
         self.lanes.refresh(&mut self.backlog, self.now, self.now);
         self.lanes.last_goes(&self.backlog, self.now).map(|last| (last - self.now).as_secs())
     }
 
     /// Takes out jobs that go after this number of seconds: the position of each, and the seconds after which it goes.
-    fn beyond(&mut self, seconds: u32, most: usize) -> Vec<(u64, u64)> {
+    pub(super) fn beyond(&mut self, seconds: u32, most: usize) -> Vec<(u64, u64)> {
         self.lanes.refresh(&mut self.backlog, self.now, self.now);
         let by = self.now + seconds * SECOND;
         let taken = self.lanes.take_beyond(&mut self.backlog, (self.now, by), most);
