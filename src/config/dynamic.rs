@@ -30,7 +30,8 @@ const FAMILIES: [&str; 2] = ["downstreams", "plans"];
 const MAX_FILE: u64 = 1 << 20;
 const MAX_ALL: usize = 64 << 20;
 
-/// How often all is read at most while files with mistakes are found: one may hide another.
+/// How often all is read at most while files with mistakes are found: one may hide another. Before the last time each file counts
+/// as it did before.
 const MAX_PASSES: usize = 4;
 
 /// The directory of `[dynamic]`, as it was read.
@@ -126,16 +127,18 @@ pub(super) fn load(
         }
     };
     let mut reading = Reading::new(base, dir, &listing, wrong);
-    for _ in 0..MAX_PASSES {
+    for pass in 1..=MAX_PASSES {
         let errors = match load_all(reading.layers(), sources) {
             Ok(loaded) => return Ok(Loaded { dynamic: Some(reading.end(listing)), ..loaded }),
             Err(errors) => errors,
         };
-        if matches!(wrong, WrongFiles::Refuse) || !reading.replace(&errors) {
-            return Err(errors);
+        let goes_on = matches!(wrong, WrongFiles::Replace(_)) && reading.replace(&errors, pass);
+        reading.mistakes.extend(errors.iter().cloned());
+        if !goes_on {
+            break;
         }
     }
-    Err(ConfigErrors::new(reading.mistakes))
+    Err(ConfigErrors::new(reading.end(listing).mistakes))
 }
 
 /// The files of a directory while they are read.
@@ -143,19 +146,54 @@ struct Reading<'b> {
     base: Layers,
     dir: &'b Path,
     wrong: WrongFiles<'b>,
-    /// Each file with the text that counts, if there is one.
-    files: Vec<(PathBuf, Option<Arc<str>>)>,
+    files: Vec<FileText>,
     mistakes: Vec<ConfigError>,
+}
+
+/// The text of a file.
+struct FileText {
+    file: PathBuf,
+    /// The text that counted before, if one did.
+    before: Option<Arc<str>>,
+    /// The text that counts, if one does.
+    text: Option<Arc<str>>,
+}
+
+impl FileText {
+    /// Of two files with one name, the one of the lower rank counts: the one that was there first. What counts as it did before
+    /// was there before what has changed.
+    fn rank(&self) -> usize {
+        match &self.before {
+            Some(_) if self.is_as_before() => 0,
+            Some(_) => 1,
+            None => 2,
+        }
+    }
+
+    fn is_as_before(&self) -> bool {
+        self.text == self.before
+    }
+
+    /// Whether it has or had plans, of which the other files may make use.
+    fn concerns_plans(&self) -> bool {
+        let has_plans = |text: &Arc<str>| Document::parse(text).dict.contains_key(FAMILIES[1]);
+        self.text.iter().chain(&self.before).any(has_plans)
+    }
 }
 
 impl<'b> Reading<'b> {
     fn new(base: Layers, dir: &'b Path, listing: &Listing, wrong: WrongFiles<'b>) -> Self {
+        let before = match wrong {
+            WrongFiles::Refuse | WrongFiles::Replace(None) => BTreeMap::new(),
+            WrongFiles::Replace(Some(before)) => before.texts.clone(),
+        };
         let mut reading = Self { base, dir, wrong, files: Vec::new(), mistakes: Vec::new() };
         let mut left = MAX_ALL;
-        // Of two files with one name, the one that was there first counts.
+        // If all are too long, it is new ones that are left out.
         let mut files: Vec<&Path> = listing.files().collect();
-        files.sort_by_key(|file| reading.before(file).is_none());
+        files.sort_by_key(|file| !before.contains_key(*file));
         for file in files {
+            let before = before.get(file).cloned();
             let text = match read(file, left) {
                 Ok(text) => text.map(Arc::from),
                 Err(error) => {
@@ -163,28 +201,24 @@ impl<'b> Reading<'b> {
                     let layer = reading.base.all.len() + reading.files.len();
                     let place = Place { layer, position: None, source: file.display().to_string() };
                     reading.mistakes.push(ConfigError::new(place, "", problem));
-                    reading.before(file)
+                    before.clone()
                 }
             };
             left = left.saturating_sub(text.as_ref().map_or(0, |text: &Arc<str>| text.len()));
-            reading.files.push((file.to_owned(), text));
+            reading.files.push(FileText { file: file.to_owned(), before, text });
         }
+        let listed: BTreeSet<&Path> = listing.files().collect();
+        let gone = before.into_iter().filter(|(file, _)| !listed.contains(file.as_path()));
+        reading.files.extend(gone.map(|(file, text)| FileText { file, before: Some(text), text: None }));
+        reading.files.sort_by_key(FileText::rank);
         reading
-    }
-
-    /// The text of a file that counted before.
-    fn before(&self, file: &Path) -> Option<Arc<str>> {
-        match self.wrong {
-            WrongFiles::Refuse | WrongFiles::Replace(None) => None,
-            WrongFiles::Replace(Some(before)) => before.texts.get(file).cloned(),
-        }
     }
 
     /// All layers. Each file has one, also if no text of it counts.
     fn layers(&self) -> Layers {
         let mut layers = self.base.clone();
         let mut owners = layers.owners();
-        for (file, text) in &self.files {
+        for FileText { file, text, .. } in &self.files {
             match text {
                 Some(text) => layers.dynamic_file(file, text, self.dir, &mut owners),
                 None => {
@@ -199,30 +233,43 @@ impl<'b> Reading<'b> {
         layers
     }
 
-    /// Replaces the texts of files with mistakes by those that counted before. Returns false if a mistake is elsewhere.
-    fn replace(&mut self, errors: &ConfigErrors) -> bool {
-        let first = self.base.all.len();
+    /// Replaces the texts of files with mistakes by those that counted before. Returns false if nothing is left to replace.
+    ///
+    /// If these count as they did before, or the mistake is elsewhere, the change of another file is the cause: that of plans,
+    /// which other files use. If it is not, no change of any file counts.
+    fn replace(&mut self, errors: &ConfigErrors, pass: usize) -> bool {
+        let (first, count) = (self.base.all.len(), self.files.len());
         let place = |error: &ConfigError| error.place().layer.checked_sub(first);
-        let is_in_a_file = |error| place(error).is_some_and(|place| place < self.files.len());
-        if !errors.iter().all(is_in_a_file) {
-            return false;
+        let wrong: BTreeSet<usize> = errors.iter().filter_map(place).filter(|place| *place < count).collect();
+        let has_before = matches!(self.wrong, WrongFiles::Replace(Some(_)));
+        let is_last = has_before && pass + 1 >= MAX_PASSES;
+        let goes_on = (!is_last && self.put_back(|place, _| wrong.contains(&place)))
+            || (!is_last && has_before && self.put_back(|_, file| file.concerns_plans()))
+            || (has_before && self.put_back(|_, _| true));
+        self.files.sort_by_key(FileText::rank);
+        goes_on
+    }
+
+    /// Has these files count as they did before; returns whether one of them did not.
+    fn put_back(&mut self, is_meant: impl Fn(usize, &FileText) -> bool) -> bool {
+        let mut has_changed = false;
+        for (place, file) in self.files.iter_mut().enumerate() {
+            if !file.is_as_before() && is_meant(place, file) {
+                file.text.clone_from(&file.before);
+                has_changed = true;
+            }
         }
-        let wrong: BTreeSet<usize> = errors.iter().filter_map(place).collect();
-        for place in wrong {
-            let before = self.before(&self.files[place].0);
-            let text = &mut self.files[place].1;
-            // One that counted before may contradict another file since.
-            *text = before.filter(|before| text.as_ref() != Some(before));
-        }
-        self.mistakes.extend(errors.iter().cloned());
-        true
+        has_changed
     }
 
     fn end(self, listing: Listing) -> Dynamic {
         let Self { base, dir, files, mistakes, .. } = self;
-        let texts = files.into_iter().filter_map(|(file, text)| Some((file, text?))).collect();
-        let (base, mistakes) = (Arc::new(base), ConfigErrors::sorted(mistakes));
-        Dynamic { base, dir: dir.to_owned(), listing, texts, mistakes }
+        let texts = files.into_iter().filter_map(|file| Some((file.file, file.text?))).collect();
+        // A mistake that was found twice may have had two places among the files.
+        let mut seen = BTreeSet::new();
+        let mut mistakes = ConfigErrors::sorted(mistakes);
+        mistakes.retain(|mistake| seen.insert(mistake.to_string()));
+        Dynamic { base: Arc::new(base), dir: dir.to_owned(), listing, texts, mistakes }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use figment::value::Value;
+
 use super::dynamic::dynamic;
 use super::key::{Absent, keys};
 use super::reader::{Reader, Table};
@@ -130,24 +132,34 @@ fn reject_useless_lengths<'v>(
     }
 }
 
-/// Rejects two downstreams on one queue, which would take each other's jobs.
+/// Rejects two downstreams on one queue, which would take each other's jobs. The mistake is at the one in the later file, and
+/// within one at the one whose queue is configured: a new file must not be a mistake of one that was there.
 fn reject_shared_queues<'v>(
     reader: &mut Reader<'v>,
     all: &Table<'v>,
     prefix: &str,
     downstreams: &BTreeMap<String, Downstream>,
 ) {
-    // Queues with paced's own names come first: it is the configured name that must be changed.
-    let mut owners: BTreeMap<String, &str> = BTreeMap::new();
-    for (name, _) in downstreams.iter().filter(|(_, downstream)| downstream.queue.name.is_none()) {
-        owners.insert(format!("{prefix}.jobs.{name}"), name);
+    let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
+    for (index, layer) in reader.layers.iter().enumerate().filter(|(_, layer)| layer.given.is_none()) {
+        let Some(Value::Dict(_, names)) = layer.dict.get(DOWNSTREAMS.name) else { continue };
+        names.keys().for_each(|name| _ = layers.entry(name).or_insert(index));
     }
-    for (name, downstream) in downstreams {
-        let Some(queue) = &downstream.queue.name else { continue };
-        let Some(owner) = owners.insert(queue.clone(), name) else { continue };
-        let table = reader.table(all, name);
-        let table = reader.table(&table, "queue");
+    let mut ordered: Vec<_> = downstreams.iter().collect();
+    ordered.sort_by_key(|(name, downstream)| {
+        (layers.get(name.as_str()).copied(), downstream.queue.name.is_some())
+    });
+    let mut owners: BTreeMap<String, &str> = BTreeMap::new();
+    for (name, downstream) in ordered {
+        let queue = downstream.queue.name.clone().unwrap_or_else(|| format!("{prefix}.jobs.{name}"));
+        let Some(owner) = owners.insert(queue, name) else { continue };
         let problem = format!("the queue of downstream `{owner}` too; give each its own");
-        reader.wrong_value(&table, "name", problem);
+        let table = reader.table(all, name);
+        if downstream.queue.name.is_some() {
+            let table = reader.table(&table, "queue");
+            reader.wrong_value(&table, "name", problem);
+        } else {
+            reader.wrong_name(&table, &problem);
+        }
     }
 }

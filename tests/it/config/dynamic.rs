@@ -200,6 +200,100 @@ fn a_wrong_file_counts_as_before_and_the_others_as_they_are() {
     assert!(load_usable(scene.sources.clone(), Some(&old)).is_err());
 }
 
+/// What was there is not the mistake of what comes, whatever the names of the files are.
+#[test]
+fn a_change_takes_no_name_and_no_queue_of_a_file_that_is_as_it_was() {
+    let queue = |name: &str, queue: &str| format!("{}queue.name = '{queue}'\n", downstream(name));
+    let elsewhere = downstream("x").replace("localhost", "elsewhere");
+    let both = format!("{}{elsewhere}", downstream("a"));
+    let base = format!("{BASE}{}", queue("base", "of-base"));
+    let was = [
+        ("a.toml", downstream("a")),
+        ("x.toml", downstream("x")),
+        ("zzz.toml", queue("zzz", "orders")),
+        ("zz.toml", queue("zz", "paced.jobs.aa")),
+    ];
+    let was = was.each_ref().map(|(name, text)| (*name, text.as_str()));
+    let cases = [
+        ("a.toml", both.clone(), ["a.toml:4:14: downstreams.x: is in ", "x.toml too; keep one"]),
+        ("0.toml", elsewhere, ["0.toml:1:14: downstreams.x: is in ", "x.toml too; keep one"]),
+        ("aaa.toml", queue("aaa", "orders"), ["aaa.toml:4:14: downstreams.aaa.queue.name: ", "`zzz` too"]),
+        ("aaa.toml", queue("aaa", "of-base"), ["aaa.toml:4:14: downstreams.aaa.queue.name: ", "`base` too"]),
+        ("aa.toml", downstream("aa"), ["aa.toml:1:14: downstreams.aa: the queue of ", "`zz` too"]),
+    ];
+    for (file, text, mistake) in cases {
+        let scene = scene(&base, &was);
+        let old = load_usable(scene.sources.clone(), None).unwrap();
+        let scene = scene
+            .file(&format!("downstreams.d/{file}"), &text)
+            .file("downstreams.d/new.toml", &downstream("new"));
+        for new in [old.load_dynamic(&scene.sources), load_usable(scene.sources.clone(), Some(&old))] {
+            let new = new.unwrap();
+            let mistakes: Vec<String> = new.mistakes().iter().map(ToString::to_string).collect();
+            assert_eq!(mistakes.len(), 1, "{file}: {mistakes:?}");
+            assert!(mistake.iter().all(|part| mistakes[0].contains(part)), "{file}: {mistakes:?}");
+            assert_eq!(names(&new), ["a", "base", "new", "x", "zz", "zzz"], "{file}");
+            let reload = old.reload(&new);
+            assert_eq!(reload.downstreams.added, ["new".to_owned()].into(), "{file}");
+            assert!(
+                reload.downstreams.removed.is_empty() && reload.downstreams.replaced.is_empty(),
+                "{file}"
+            );
+        }
+    }
+}
+
+/// Where the change of one file is a mistake of another one, which is as it was, nothing of it counts.
+#[test]
+fn plans_that_others_need_stay_as_they_were() {
+    let pro = "[plans.pro]\nlimits = [{ rate = '5/s' }]\n";
+    let needs = format!("{}lanes.by = ['plan']\nlanes.default_plan = 'pro'\n", downstream("b"));
+    let base = format!("{BASE}{}", needs.replace(".b]", ".base]"));
+    for (was, file) in [(BASE, "b.toml"), (base.as_str(), "paced.toml")] {
+        for change in [None, Some("[plans.basic]\nlimits = [{ rate = '5/s' }]\n"), Some("[plans")] {
+            let scene =
+                scene(was, &[("b.toml", &needs), ("plans.toml", pro), ("gone.toml", &downstream("gone"))]);
+            let old = load_usable(scene.sources.clone(), None).unwrap();
+            let dir = scene.dir.path().join("downstreams.d");
+            fs::remove_file(dir.join("gone.toml")).unwrap();
+            match change {
+                Some(text) => fs::write(dir.join("plans.toml"), text).unwrap(),
+                None => fs::remove_file(dir.join("plans.toml")).unwrap(),
+            }
+            let scene = scene.file("downstreams.d/new.toml", &downstream("new"));
+            let new = old.load_dynamic(&scene.sources).unwrap();
+            let mistakes: Vec<String> = new.mistakes().iter().map(ToString::to_string).collect();
+            assert!(mistakes.iter().any(|mistake| mistake.contains(file)), "{change:?}: {mistakes:?}");
+            let reload = old.reload(&new);
+            // The other changes count.
+            assert!(reload.downstreams.replaced.is_empty() && reload.changed.is_empty(), "{change:?}");
+            assert_eq!(reload.downstreams.added, ["new".to_owned()].into());
+            assert_eq!(reload.downstreams.removed, ["gone".to_owned()].into());
+            // It stays so, however often the directory is read.
+            let again = new.load_dynamic(&scene.sources).unwrap();
+            assert!(new.reload(&again).downstreams.is_empty());
+            assert_eq!(again.mistakes(), new.mistakes(), "{change:?}");
+        }
+    }
+}
+
+/// A reload of all that contradicts a file which is as it was is refused as a whole: nothing of that file may end.
+#[test]
+fn a_reload_that_contradicts_a_file_which_is_as_it_was_is_refused() {
+    let scene = scene(BASE, &[("b.toml", &downstream("b"))]);
+    let old = load_usable(scene.sources.clone(), None).unwrap();
+    let scene = scene
+        .file("paced.toml", &format!("{BASE}{}", downstream("b")))
+        .file("downstreams.d/new.toml", &downstream("new"));
+    let error = load_usable(scene.sources.clone(), Some(&old)).unwrap_err().to_string();
+    assert!(error.contains("b.toml:1:14: downstreams.b: is in paced.toml too"), "{error}");
+    assert_eq!(
+        names(&load_usable(scene.sources.clone(), None).unwrap()),
+        ["b", "new"],
+        "a start leaves it out"
+    );
+}
+
 /// Each has keys in a file of its own, which are read in a time that grows with their number.
 #[test]
 fn thousands_of_files_are_read() {
