@@ -18,6 +18,9 @@ use super::secrets;
 /// How long after a stop jobs are still sent whose slots come.
 const LINGER: Duration = Duration::from_millis(250);
 
+/// How long the settlement of a job may take once its request has ended: a reply or a dead letter, and the ack.
+const SETTLING: Duration = Duration::from_secs(5);
+
 /// The URL of a store in this process's memory.
 pub(crate) const MEMORY: &str = "memory:";
 
@@ -181,6 +184,8 @@ pub(super) fn dispatcher(
         sink = sink.with_tokens_of(client);
     }
     let target = sink.target();
-    let dispatcher = Dispatcher::new(options, store, Arc::new(sink), clock);
+    let token_timeout = http.oauth2.as_ref().map_or(Duration::ZERO, |oauth2| oauth2.timeout);
+    let dispatcher = Dispatcher::new(options, store, Arc::new(sink), clock)
+        .with_send_timeout(http.timeout + token_timeout + SETTLING);
     Ok((dispatcher, target))
 }

@@ -4,7 +4,8 @@
 //! order ─▶ begin ─▶ running ─ order ─▶ ending ─▶ its channels are closed ─▶ the next one of its name begins, or none
 //! ```
 //!
-//! One that is to end finishes what it sends, within `shutdown.drain_timeout`, and gives the rest back to the broker.
+//! One that is to end finishes what it sends, however long a request may take, and gives the rest back to the broker. Once the
+//! daemon stops it has `shutdown.drain_timeout` for that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -73,7 +74,7 @@ impl Serving {
         self.names.insert(name.clone());
         let (amqp, stop) = (Arc::clone(&self.amqp), self.stop.clone());
         self.running.spawn(async move {
-            let drained = dispatcher.run(source, end.clone()).await;
+            let drained = dispatcher.run_among(source, end.clone(), stop.clone()).await;
             let is_ordered = end.is_cancelled() && !stop.is_cancelled();
             if is_ordered && !amqp.remove(&name).await {
                 tracing::warn!(

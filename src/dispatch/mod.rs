@@ -115,6 +115,8 @@ pub struct Dispatcher {
     control: ControlEnd,
     board: Board,
     peers: Peers,
+    /// How long sends may take to end while the process runs on, if that is longer than the drain time-out.
+    send_timeout: Duration,
 }
 
 /// The result of a dispatcher.
@@ -122,6 +124,15 @@ pub struct Dispatcher {
 pub struct Drained {
     /// Sends that had not ended within the drain time-out; their jobs will be delivered again.
     pub unfinished: usize,
+}
+
+/// What ends a dispatcher.
+#[derive(Debug)]
+struct Ends {
+    /// Ends this one.
+    end: CancellationToken,
+    /// Ends all of the process.
+    stop: CancellationToken,
 }
 
 impl Options {
@@ -163,7 +174,14 @@ impl Dispatcher {
     ) -> Self {
         let board = Board::new(options.settings());
         let (control, peers) = (ControlEnd::default(), Peers::default());
-        Self { options, store, sink, clock, control, board, peers }
+        Self { options, store, sink, clock, control, board, peers, send_timeout: Duration::ZERO }
+    }
+
+    /// Sets how long a send takes at most, with its settlement: one that is in flight has this long to end where the dispatcher
+    /// ends alone ([`Dispatcher::run_among`]), even if the drain time-out is shorter.
+    #[must_use]
+    pub const fn with_send_timeout(self, send_timeout: Duration) -> Self {
+        Self { send_timeout, ..self }
     }
 
     /// A view of what the dispatcher does while it runs, and of the last of it once it has ended.
@@ -189,7 +207,20 @@ impl Dispatcher {
     /// Not cancel safe: a dropped future leaves its jobs unsettled, which loses none of them, but
     /// those just being sent will be sent again.
     pub async fn run(self, source: impl Source, stop: CancellationToken) -> Drained {
-        worker::Worker::run(self, source, stop).await
+        self.run_among(source, stop.clone(), stop).await
+    }
+
+    /// As [`Dispatcher::run`] until `end`, among others of a process that runs until `stop`. While that runs on, nothing ends
+    /// sends early ([`Dispatcher::with_send_timeout`]); from `stop` on they have the drain time-out.
+    ///
+    /// Not cancel safe, as [`Dispatcher::run`].
+    pub async fn run_among(
+        self,
+        source: impl Source,
+        end: CancellationToken,
+        stop: CancellationToken,
+    ) -> Drained {
+        worker::Worker::run(self, source, Ends { end, stop }).await
     }
 }
 

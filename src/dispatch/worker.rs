@@ -19,7 +19,7 @@ use super::intake::{Intake, Taken};
 use super::meters::Meters;
 use super::preflight::{JobAdmission, Preflight};
 use super::source::{DeadLetter, Delivery, ParkReason, Source};
-use super::{Dispatcher, Drained};
+use super::{Dispatcher, Drained, Ends, Options};
 use crate::failpoint;
 use crate::job::LanePart;
 use crate::pace::{Effect, Engine, Wakeups};
@@ -64,8 +64,10 @@ struct Flights {
     abandon: CancellationToken,
     /// The sender for events of flights.
     events: mpsc::UnboundedSender<Event>,
-    /// How long they may take to end once the dispatcher is stopped.
+    /// How long they may take to end once the process is stopped.
     drain_timeout: Duration,
+    /// How long they may take to end while the process runs on; at least as long.
+    send_timeout: Duration,
     /// How long new ones still begin once it is stopped.
     linger: Duration,
 }
@@ -76,18 +78,19 @@ const BEHIND: Duration = Duration::from_millis(100);
 
 /// The inputs of the worker.
 struct Inputs {
-    stop: CancellationToken,
+    ends: Ends,
     wakeups: Wakeups,
     events: mpsc::UnboundedReceiver<Event>,
     control: ControlEnd,
 }
 
 impl Flights {
-    fn new(drain_timeout: Duration, linger: Duration) -> (Self, mpsc::UnboundedReceiver<Event>) {
+    fn new(options: &Options, send_timeout: Duration) -> (Self, mpsc::UnboundedReceiver<Event>) {
+        let Options { drain_timeout, linger, .. } = *options;
         let (sender, events) = mpsc::unbounded_channel();
-        let (tasks, abandon, linger) =
-            (TaskTracker::new(), CancellationToken::new(), linger.min(drain_timeout));
-        (Self { tasks, abandon, events: sender, drain_timeout, linger }, events)
+        let (tasks, abandon) = (TaskTracker::new(), CancellationToken::new());
+        let (send_timeout, linger) = (send_timeout.max(drain_timeout), linger.min(drain_timeout));
+        (Self { tasks, abandon, events: sender, drain_timeout, send_timeout, linger }, events)
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
@@ -107,19 +110,19 @@ async fn ended<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
 }
 
 impl Worker {
-    /// Runs a dispatcher's parts until the source ends and all is settled, or until `stop`.
-    pub(super) async fn run(mut parts: Dispatcher, source: impl Source, stop: CancellationToken) -> Drained {
+    /// Runs a dispatcher's parts until the source ends and all is settled, or until its end.
+    pub(super) async fn run(mut parts: Dispatcher, source: impl Source, ends: Ends) -> Drained {
         let control = std::mem::take(&mut parts.control);
         let clock = Arc::clone(&parts.clock);
         let (worker, events) = Self::new(parts);
         let wakeups = worker.engine.wakeups(&*clock);
-        let inputs = Inputs { stop, wakeups, events, control };
+        let inputs = Inputs { ends, wakeups, events, control };
         let span = worker.engine.span();
         worker.listen(source, inputs).instrument(span).await
     }
 
     fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
-        let Dispatcher { options, store, sink, board, peers, .. } = parts;
+        let Dispatcher { options, store, sink, board, peers, send_timeout, .. } = parts;
         let engine = Engine::new(options.settings(), store).with_peers(peers).opening_connections();
         let mut engine = if options.proposes_limits { engine } else { engine.without_proposing() };
         let preflight = Preflight {
@@ -127,7 +130,7 @@ impl Worker {
             gate: Arc::clone(engine.release().gate()),
             tolerance: engine.release().tolerance(),
         };
-        let (flights, events) = Flights::new(options.drain_timeout, options.linger);
+        let (flights, events) = Flights::new(&options, send_timeout);
         let context = FlightContext {
             downstream: options.downstream.clone(),
             sink,
@@ -176,10 +179,10 @@ impl Worker {
             self.tick_halt(&mut source, now);
             self.report(now);
             let own = self.wake_at().into_iter().chain(ends_at).min();
-            let Inputs { stop, wakeups, events, control } = &mut inputs;
+            let Inputs { ends, wakeups, events, control } = &mut inputs;
             tokio::select! {
                 biased;
-                () = stop.cancelled(), if ends_at.is_none() => {
+                () = ends.end.cancelled(), if ends_at.is_none() => {
                     let end = Instant::now() + self.flights.linger;
                     self.engine.end_at(end);
                     ends_at = Some(end);
@@ -207,7 +210,7 @@ impl Worker {
                 }
             }
         }
-        self.drain(source, inputs.events).await
+        self.drain(source, inputs.events, inputs.ends.stop).await
     }
 
     /// Does everything that is due at `now`, but for halts and reports.

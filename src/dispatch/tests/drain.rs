@@ -59,6 +59,36 @@ async fn a_drain_ends_in_time_and_says_what_it_left() {
     assert!(bench.ledger.all().is_empty(), "neither acked nor given back: the broker delivers them again");
 }
 
+/// One that ends alone has as long as a request may take. Nothing is sent twice for a drain that was too short.
+#[tokio::test(start_paused = true)]
+async fn while_the_process_runs_on_a_send_may_take_as_long_as_a_request() {
+    // When the process is stopped after the end of the dispatcher, in seconds; how many have not ended, and when it ends.
+    for (stopped_after, unfinished, ends) in [(None, 0, 60), (Some(5), 2, 30), (Some(50), 0, 60)] {
+        let mut bench = Bench::new("100/s", Duration::from_secs(60));
+        bench.publish_many(0..2);
+        let stop = CancellationToken::new();
+        let done = bench.start_among(Duration::from_secs(65), stop.clone());
+        bench.sink.arrived(2).await;
+        let start = Instant::now();
+        bench.stop.cancel();
+        if let Some(after) = stopped_after {
+            tokio::time::sleep(Duration::from_secs(after)).await;
+            stop.cancel();
+        }
+        assert_eq!(done.await.unwrap().unfinished, unfinished, "{stopped_after:?}");
+        assert_eq!((start.elapsed() + QUICK).as_secs(), ends, "{stopped_after:?}");
+        let settled = bench.ledger.all().len();
+        assert_eq!(settled, 2 - unfinished, "{stopped_after:?}");
+    }
+    // A request that takes longer than it may is not waited for.
+    let mut bench = Bench::new("100/s", Duration::from_secs(600));
+    bench.publish_many(0..1);
+    let done = bench.start_among(Duration::from_secs(65), CancellationToken::new());
+    bench.sink.arrived(1).await;
+    bench.stop.cancel();
+    assert_eq!(done.await.unwrap().unfinished, 1);
+}
+
 /// The work of such a job is done or under way: handed over once more, it would be done twice.
 #[tokio::test(start_paused = true)]
 async fn successes_that_still_arrive_count_as_delivered_when_the_drain_ends() {

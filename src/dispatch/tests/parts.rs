@@ -212,6 +212,16 @@ impl Bench {
 
     /// Starts the dispatcher. It ends with the handle, so that it costs later runs of the same test no time.
     pub(super) fn start(&mut self) -> AbortOnDropHandle<Drained> {
+        let stop = self.stop.clone();
+        self.start_among(Duration::ZERO, stop)
+    }
+
+    /// As [`Bench::start`], in a process that runs until `stop`, with sends that take this long at most.
+    pub(super) fn start_among(
+        &mut self,
+        send_timeout: Duration,
+        stop: CancellationToken,
+    ) -> AbortOnDropHandle<Drained> {
         let source = self.source.source.take().expect("started once");
         let can_park = self.tickets.parking != ScriptedParking::Absent;
         self.source.parking.can_park.store(can_park, Ordering::SeqCst);
@@ -220,11 +230,12 @@ impl Bench {
             Arc::clone(&self.store) as _,
             Arc::clone(&self.sink) as _,
             Arc::clone(&self.clock),
-        );
+        )
+        .with_send_timeout(send_timeout);
         let (control, view, peers) = (dispatcher.control(), dispatcher.view(), dispatcher.peers());
         let still = Arc::<Still>::default();
         self.running = Some(Running { control, view, peers, still: Arc::clone(&still) });
-        let mut run = Box::pin(dispatcher.run(source, self.stop.clone()));
+        let mut run = Box::pin(dispatcher.run_among(source, self.stop.clone(), stop));
         AbortOnDropHandle::new(tokio::spawn(poll_fn(move |context| {
             still.waker.register(context.waker());
             still.polls.fetch_add(1, Ordering::SeqCst);

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 
-use super::Worker;
+use super::{Flights, Worker};
 use crate::dispatch::Drained;
 use crate::dispatch::entry::Entry;
 use crate::dispatch::flight::Event;
@@ -23,13 +24,37 @@ const LAST_CALL: Duration = Duration::from_millis(500);
 /// How long the store may take to take back slots and the turn.
 const LEAVING: Duration = Duration::from_secs(1);
 
+/// When sends in progress have to end.
+struct Last {
+    end: Instant,
+    drain_timeout: Duration,
+    /// Cancelled when the process is to end.
+    stop: CancellationToken,
+    /// Whether `end` counts from then.
+    is_stopped: bool,
+}
+
+impl Last {
+    fn new(stop: CancellationToken, flights: &Flights) -> Self {
+        let (is_stopped, drain_timeout) = (stop.is_cancelled(), flights.drain_timeout);
+        let within = if is_stopped { drain_timeout } else { flights.send_timeout };
+        Self { end: Instant::now() + within, drain_timeout, stop, is_stopped }
+    }
+
+    fn stopped(&mut self) {
+        self.is_stopped = true;
+        self.end = self.end.min(Instant::now() + self.drain_timeout);
+    }
+}
+
 impl Worker {
     pub(super) async fn drain(
         mut self,
         mut source: impl Source,
         mut events: mpsc::UnboundedReceiver<Event>,
+        stop: CancellationToken,
     ) -> Drained {
-        let end = Instant::now() + self.flights.drain_timeout;
+        let last = Last::new(stop, &self.flights);
         self.context.unsettled.closing().end_streams();
         let mut entries: Vec<Box<Entry>> = self.engine.drain();
         // The source is stopped first, or jobs that are given back would come straight back. What the store takes back
@@ -53,7 +78,7 @@ impl Worker {
         entries.into_iter().for_each(|entry| self.give_back(entry));
         self.report_drain(self.engine.release().sending());
 
-        let in_time = self.finish(&mut events, end).await;
+        let in_time = self.finish(&mut events, last).await;
         self.context.meters.set_in_flight(0, 0, 0);
         self.report_drain(0);
         let unfinished = if in_time { 0 } else { self.flights.tasks.len() };
@@ -66,10 +91,10 @@ impl Worker {
     }
 
     /// Lets the sends in progress end, up to this instant; returns whether all have.
-    async fn finish(&mut self, events: &mut mpsc::UnboundedReceiver<Event>, end: Instant) -> bool {
+    async fn finish(&mut self, events: &mut mpsc::UnboundedReceiver<Event>, mut last: Last) -> bool {
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();
-        let last_call = end - LAST_CALL.min(self.flights.drain_timeout / 2);
+        let before_end = LAST_CALL.min(self.flights.drain_timeout / 2);
         let unsettled = Arc::clone(&self.context.unsettled);
         let mut is_last_call = false;
         loop {
@@ -79,11 +104,12 @@ impl Worker {
                 Some(event) = events.recv() => {
                     event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
                 }
-                () = sleep_until(last_call), if !is_last_call => {
+                () = last.stop.cancelled(), if !last.is_stopped => last.stopped(),
+                () = sleep_until(last.end - before_end), if !is_last_call => {
                     is_last_call = true;
                     unsettled.closing().end_answers();
                 }
-                ended = timeout_at(end, flights.wait()) => match (ended, events.try_recv()) {
+                ended = timeout_at(last.end, flights.wait()) => match (ended, events.try_recv()) {
                     (Ok(()), Ok(event)) => {
                         event.into_entry().into_iter().for_each(|entry| self.give_back(entry));
                     }
