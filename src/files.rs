@@ -40,6 +40,19 @@ impl Stamp {
     }
 }
 
+impl Stamp {
+    #[cfg(unix)]
+    fn is_same_file(&self, other: &Self) -> bool {
+        (self.inode.0, self.inode.1) == (other.inode.0, other.inode.1)
+    }
+
+    /// Elsewhere a file that was replaced looks as one that was rewritten.
+    #[cfg(not(unix))]
+    const fn is_same_file(&self, _: &Self) -> bool {
+        true
+    }
+}
+
 /// The stamp of each of some files; `None` where there is no such file.
 type Stamps = Vec<Option<Stamp>>;
 
@@ -77,6 +90,13 @@ impl Listing {
             }
         }
         Ok(Self(files))
+    }
+
+    /// Whether one of the files is the same as in the other listing, and has other contents: a program may still be writing it.
+    pub fn has_rewritten(&self, before: &Self) -> bool {
+        let mut both =
+            self.0.iter().filter_map(|(path, now)| Some((now.as_ref()?, before.0.get(path)?.as_ref()?)));
+        both.any(|(now, before)| now != before && now.is_same_file(before))
     }
 
     /// The paths of the files, in order.
@@ -143,6 +163,10 @@ mod tests {
         std::fs::write(path("a.toml"), "333").unwrap();
         let third = list();
         assert_ne!(third, second);
+        #[cfg(unix)]
+        assert!(
+            !second.has_rewritten(&first) && third.has_rewritten(&second) && !third.has_rewritten(&third)
+        );
         std::fs::remove_file(path("a.toml")).unwrap();
         assert_eq!(names(&list()), ["b.toml"]);
         drop(third);

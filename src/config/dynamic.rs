@@ -289,8 +289,14 @@ impl Layers {
     fn dynamic_file(&mut self, file: &Path, text: &str, dir: &Path, owners: &mut BTreeMap<String, String>) {
         let (index, source) = (self.all.len(), file.display().to_string());
         self.text(source.clone(), text, dir.to_owned());
-        let Layer { dict, spans, .. } = &mut self.all[index];
+        let Layer { dict, spans, broken, .. } = &mut self.all[index];
         let mut problems = Vec::new();
+        let is_empty = |value: &Value| matches!(value, Value::Dict(_, names) if names.is_empty());
+        if dict.values().all(is_empty) && broken.is_none() {
+            // A full disk leaves such a file, and an editor for a moment.
+            let problem = "has no [downstreams.NAME] and no [plans.NAME]; add one, or remove the file";
+            problems.push((String::new(), problem.to_owned()));
+        }
         dict.retain(|key, _| {
             let belongs = FAMILIES.contains(&key.as_str());
             if !belongs {

@@ -18,8 +18,11 @@ use super::watches::Refresh;
 /// How long the directory must be as it is before it is read: a program may still be writing.
 const SETTLED: Duration = Duration::from_millis(100);
 
+/// How many times as long it must be if a file in it was rewritten and not replaced: a part of a file may be valid, without the limits.
+const REWRITTEN: usize = 20;
+
 /// How often that is waited for: a file that is written to all the time must not keep others out.
-const MOST_LOOKS: usize = 10;
+const MOST_LOOKS: usize = 2 * REWRITTEN;
 
 /// A directory that is watched, if there is one.
 pub(super) struct DynamicDir {
@@ -63,6 +66,14 @@ impl DynamicDir {
         state.dir.as_deref() == Some(dir) && state.seen.as_ref() != Some(now)
     }
 
+    /// How many looks must find the directory as it is now.
+    fn looks(&self, now: &Seen) -> usize {
+        match (now, &lock(&self.state).seen) {
+            (Ok(now), Some(Ok(seen))) if now.has_rewritten(seen) => REWRITTEN,
+            _ => 1,
+        }
+    }
+
     fn note(&self, dir: &Path, now: Seen) {
         if self.is_news(dir, &now) {
             lock(&self.state).seen = Some(now);
@@ -79,10 +90,12 @@ impl Refresh for DynamicDir {
             if !self.is_news(&dir, &now) {
                 return;
             }
+            let mut still = 0;
             for _ in 0..MOST_LOOKS {
                 sleep(failpoint::interval(SETTLED)).await;
                 let before = std::mem::replace(&mut now, list(&dir).await);
-                if before == now {
+                still = if before == now { still + 1 } else { 0 };
+                if still >= self.looks(&now) {
                     break;
                 }
             }
@@ -128,9 +141,24 @@ mod tests {
         std::fs::write(&a, "[downstreams.a]\nrate = '1/s'\nhttp.base_url = 'http://localhost/'\n").unwrap();
         assert!(look().await && !look().await);
         // It is read with another change, which was not noticed yet.
-        std::fs::write(dir.join("b.toml"), "").unwrap();
+        let plan = "[plans.pro]\nlimits = [{ rate = '1/s' }]\n";
+        std::fs::write(dir.join("b.toml"), plan).unwrap();
         watched.follow(&load());
         assert!(!look().await);
+        // What was rewritten in its place may not be whole yet; what was renamed is.
+        let now = || tokio::time::Instant::now();
+        let put = |text: &str| {
+            std::fs::write(dir.join(".new"), text).unwrap();
+            std::fs::rename(dir.join(".new"), &a).unwrap();
+        };
+        let start = now();
+        put("[downstreams.a]\n");
+        assert!(look().await);
+        assert_eq!(start.elapsed(), SETTLED);
+        let start = now();
+        std::fs::write(&a, "[downstreams.b]\n").unwrap();
+        assert!(look().await && !look().await);
+        assert_eq!(start.elapsed(), SETTLED * 20);
         std::fs::remove_file(&a).unwrap();
         assert!(look().await && !look().await);
         std::fs::rename(&dir, folder.path().join("elsewhere")).unwrap();

@@ -294,6 +294,21 @@ fn a_reload_that_contradicts_a_file_which_is_as_it_was_is_refused() {
     );
 }
 
+/// A full disk leaves an empty file, and so does an editor for a moment.
+#[test]
+fn an_empty_file_removes_nothing() {
+    let scene = scene(BASE, &[("a.toml", &downstream("a"))]);
+    let old = load_usable(scene.sources.clone(), None).unwrap();
+    for empty in ["", "\n# [downstreams.a]\n", "[downstreams]\n", "[plans]\n[downstreams]\n"] {
+        fs::write(scene.dir.path().join("downstreams.d/a.toml"), empty).unwrap();
+        let new = old.load_dynamic(&scene.sources).unwrap();
+        assert!(old.reload(&new).downstreams.is_empty(), "{empty:?}");
+        let mistakes: Vec<String> = new.mistakes().iter().map(ToString::to_string).collect();
+        assert_eq!(mistakes.len(), 1, "{empty:?}: {mistakes:?}");
+        assert!(mistakes[0].contains("a.toml: has no [downstreams.NAME] and no"), "{mistakes:?}");
+    }
+}
+
 /// Each has keys in a file of its own, which are read in a time that grows with their number.
 #[test]
 fn thousands_of_files_are_read() {
