@@ -4,10 +4,13 @@
 //! order ─▶ begin ─▶ running ─ order ─▶ ending ─▶ its channels are closed ─▶ the next one of its name begins, or none
 //! ```
 //!
+//! Of many that restart, such as all of them for a new plan, a part is at it at a time, in another order in each process: so the
+//! others serve their APIs meanwhile, and mostly other replicas the API of one that restarts.
+//!
 //! One that is to end finishes what it sends, however long a request may take, and gives the rest back to the broker. Once the
 //! daemon stops it has `shutdown.drain_timeout` for that.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use paced::amqp::{self, Amqp};
@@ -18,6 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::factory::Made;
 use crate::status::{Dispatchers, Handle};
+
+/// How many restart at a time: a part of those that run, and at least some.
+const RESTARTING_PART: usize = 8;
+const RESTARTING: usize = 4;
 
 /// The dispatchers that end and begin at one reload. One that is in both begins once the one of its name has ended.
 pub(super) struct Order {
@@ -37,7 +44,12 @@ pub(super) struct Serving {
     names: BTreeSet<String>,
     /// Those that begin once the dispatcher of their name has ended.
     next: BTreeMap<String, Made>,
+    /// Those that are to replace one that runs, and wait for their turn.
+    turn: Turn,
 }
+
+/// The dispatchers that wait for their turn to replace one that runs. The order of the map is another one in each process.
+type Turn = HashMap<String, Made>;
 
 /// A dispatcher that has ended.
 #[derive(Debug)]
@@ -56,8 +68,9 @@ impl Serving {
         orders: mpsc::UnboundedReceiver<Order>,
         stop: CancellationToken,
     ) -> Self {
-        let (running, names, next) = (JoinSet::new(), BTreeSet::new(), BTreeMap::new());
-        Self { amqp, dispatchers, orders, stop, running, names, next }
+        let (running, names) = (JoinSet::new(), BTreeSet::new());
+        let (next, turn) = (BTreeMap::new(), Turn::new());
+        Self { amqp, dispatchers, orders, stop, running, names, next, turn }
     }
 
     /// Starts a dispatcher whose handle is in the list, and which runs until `end`.
@@ -108,14 +121,34 @@ impl Serving {
     }
 
     fn carry_out(&mut self, Order { ended, begun }: Order) {
+        let replaced: BTreeSet<&String> = begun.iter().map(|made| &made.name).collect();
         for name in ended {
             self.next.remove(&name);
-            self.dispatchers.end(&name);
+            self.turn.remove(&name);
+            if !replaced.contains(&name) {
+                self.dispatchers.end(&name);
+            }
         }
         let (later, now): (Vec<Made>, Vec<Made>) =
             begun.into_iter().partition(|made| self.names.contains(&made.name));
-        self.next.extend(later.into_iter().map(|made| (made.name.clone(), made)));
+        for made in later {
+            let is_ending = self.dispatchers.is_ending(&made.name);
+            let name = made.name.clone();
+            _ = if is_ending { self.next.insert(name, made) } else { self.turn.insert(name, made) };
+        }
         self.start(now);
+        self.restart();
+    }
+
+    /// Ends dispatchers that are to be replaced, as many as may restart at a time.
+    fn restart(&mut self) {
+        let most = RESTARTING.max(self.names.len() / RESTARTING_PART);
+        while self.next.len() < most
+            && let Some(name) = self.turn.keys().next().cloned()
+        {
+            self.next.extend(self.turn.remove_entry(&name));
+            self.dispatchers.end(&name);
+        }
     }
 
     /// Starts dispatchers of which none has the name of one that runs. The bytes of the window are divided once.
@@ -147,12 +180,13 @@ impl Serving {
         if let Some(made) = self.next.remove(name) {
             self.start(vec![made]);
             tracing::info!(downstream = name, "the downstream has restarted");
-            return;
+        } else {
+            self.dispatchers.forget(name);
+            tracing::info!(
+                downstream = name,
+                "the downstream is served no more; the jobs in its queues stay there"
+            );
         }
-        self.dispatchers.forget(name);
-        tracing::info!(
-            downstream = name,
-            "the downstream is served no more; the jobs in its queues stay there"
-        );
+        self.restart();
     }
 }

@@ -57,6 +57,11 @@ impl Dispatchers {
         }
     }
 
+    /// Whether the dispatcher of this downstream, which was there, is to end.
+    pub(crate) fn is_ending(&self, downstream: &str) -> bool {
+        !lock(&self.0).all.contains_key(downstream)
+    }
+
     /// Notes that a downstream is not served any more.
     pub(crate) fn forget(&self, downstream: &str) {
         self.end(downstream);
