@@ -12,11 +12,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use paced::amqp::{self, Amqp};
 use paced::dispatch::{Dispatcher, Drained};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::factory::Made;
@@ -25,6 +27,9 @@ use crate::status::{Dispatchers, Handle};
 /// How many restart at a time: a part of those that run, and at least some.
 const RESTARTING_PART: usize = 8;
 const RESTARTING: usize = 4;
+
+/// How long a dispatcher may take beyond its drain: the broker confirms the last acks meanwhile.
+const LATE: Duration = Duration::from_secs(60);
 
 /// The dispatchers that end and begin at one reload. One that is in both begins once the one of its name has ended.
 pub(super) struct Order {
@@ -126,7 +131,7 @@ impl Serving {
             self.next.remove(&name);
             self.turn.remove(&name);
             if !replaced.contains(&name) {
-                self.dispatchers.end(&name);
+                self.end(&name);
             }
         }
         let (later, now): (Vec<Made>, Vec<Made>) =
@@ -147,8 +152,27 @@ impl Serving {
             && let Some(name) = self.turn.keys().next().cloned()
         {
             self.next.extend(self.turn.remove_entry(&name));
-            self.dispatchers.end(&name);
+            self.end(&name);
         }
+    }
+
+    /// Has a dispatcher end. One that does not is logged: it keeps another one of its name from its begin.
+    fn end(&self, name: &str) {
+        let is_ending = self.dispatchers.is_ending(name);
+        let Some(handle) = self.dispatchers.end(name).filter(|_| !is_ending) else { return };
+        let (name, dispatchers, stop) = (name.to_owned(), self.dispatchers.clone(), self.stop.clone());
+        tokio::spawn(stop.run_until_cancelled_owned(async move {
+            let within = handle.longest_drain + LATE;
+            sleep(within).await;
+            let is_there = |other: &Handle| other.view.is_same(&handle.view);
+            if dispatchers.all().get(&name).is_some_and(is_there) {
+                tracing::error!(
+                    downstream = name,
+                    ?within,
+                    "the dispatcher was to end and has not; until it has, nothing of this downstream is sent by this replica"
+                );
+            }
+        }));
     }
 
     /// Starts dispatchers of which none has the name of one that runs. The bytes of the window are divided once.

@@ -200,6 +200,11 @@ impl Dispatcher {
         self.control.control()
     }
 
+    /// How long the drain takes at most where the dispatcher ends alone; a call to the store or the broker may take some seconds more.
+    pub fn longest_drain(&self) -> Duration {
+        self.send_timeout.max(self.options.drain_timeout)
+    }
+
     /// Runs until the source ends and all of its jobs are settled, or until `stop`: then jobs whose slots come soon
     /// ([`Options::linger`]) are still handed to the sink, others go back to the source, and sends in flight have the drain
     /// time-out to end.

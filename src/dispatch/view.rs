@@ -285,7 +285,7 @@ impl View {
     }
 
     /// What was counted since the dispatcher was made.
-    pub fn totals(&self) -> &Totals {
+    pub const fn totals(&self) -> &Arc<Totals> {
         &self.totals
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use paced::dispatch::{Control, Dispatcher, Peers, View};
+use paced::dispatch::{Control, Dispatcher, Peers, Totals, View};
 use paced::lock::lock;
 use tokio_util::sync::CancellationToken;
 
@@ -16,12 +17,15 @@ pub(crate) struct Handle {
     pub(crate) control: Control,
     /// Cancelled once it is to end.
     pub(crate) end: CancellationToken,
+    /// How long it takes at most to end.
+    pub(crate) longest_drain: Duration,
 }
 
 impl Handle {
     /// A handle on this dispatcher, which is to run until `end`.
     pub(crate) fn of(dispatcher: &Dispatcher, end: CancellationToken) -> Self {
-        Self { view: dispatcher.view(), peers: dispatcher.peers(), control: dispatcher.control(), end }
+        let (view, peers, control) = (dispatcher.view(), dispatcher.peers(), dispatcher.control());
+        Self { view, peers, control, end, longest_drain: dispatcher.longest_drain() }
     }
 }
 
@@ -32,53 +36,70 @@ pub(crate) struct Dispatchers(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     all: Arc<BTreeMap<String, Handle>>,
-    /// The downstreams that were served and are not any more.
-    gone: BTreeSet<String>,
+    /// The downstreams that were served and are not any more, with what was counted of them.
+    gone: BTreeMap<String, Arc<Totals>>,
 }
 
 impl Dispatchers {
-    /// All that run at present.
+    /// All that run at present, also those that are to end and still finish what they send.
     pub(crate) fn all(&self) -> Arc<BTreeMap<String, Handle>> {
         Arc::clone(&lock(&self.0).all)
     }
 
-    /// Adds a dispatcher, which replaces one of its name.
+    /// Adds a dispatcher, which replaces one of its name that has ended.
     pub(crate) fn insert(&self, downstream: String, handle: Handle) {
         let mut state = lock(&self.0);
-        state.gone.remove(&downstream);
-        Arc::make_mut(&mut state.all).insert(downstream, handle);
+        let gone = state.gone.remove(&downstream);
+        let totals = Arc::clone(handle.view.totals());
+        let before = Arc::make_mut(&mut state.all).insert(downstream, handle);
+        let before = before.map(|before| Arc::clone(before.view.totals())).or(gone);
+        // What the former one has parked while it ended, and nobody has passed on yet.
+        before.into_iter().for_each(|before| totals.put_back_parked(&before.take_parked()));
     }
 
-    /// Removes a dispatcher that is to end, and cancels its token. Another one of its name may follow.
-    pub(crate) fn end(&self, downstream: &str) {
+    /// Has a dispatcher end, and returns its handle. Another one of its name may follow.
+    pub(crate) fn end(&self, downstream: &str) -> Option<Handle> {
+        let handle = lock(&self.0).all.get(downstream).cloned()?;
+        handle.end.cancel();
+        Some(handle)
+    }
+
+    /// Whether the dispatcher of this downstream is to end.
+    pub(crate) fn is_ending(&self, downstream: &str) -> bool {
+        lock(&self.0).all.get(downstream).is_some_and(|handle| handle.end.is_cancelled())
+    }
+
+    /// Notes that the dispatcher of a downstream has ended and none follows, so that it is not served any more.
+    pub(crate) fn forget(&self, downstream: &str) {
         let mut state = lock(&self.0);
         if let Some(handle) = Arc::make_mut(&mut state.all).remove(downstream) {
-            handle.end.cancel();
+            state.gone.insert(downstream.to_owned(), Arc::clone(handle.view.totals()));
         }
-    }
-
-    /// Whether the dispatcher of this downstream, which was there, is to end.
-    pub(crate) fn is_ending(&self, downstream: &str) -> bool {
-        !lock(&self.0).all.contains_key(downstream)
-    }
-
-    /// Notes that a downstream is not served any more.
-    pub(crate) fn forget(&self, downstream: &str) {
-        self.end(downstream);
-        lock(&self.0).gone.insert(downstream.to_owned());
     }
 
     /// The downstreams that were served and are not any more.
     pub(crate) fn gone(&self) -> BTreeSet<String> {
-        lock(&self.0).gone.clone()
+        lock(&self.0).gone.keys().cloned().collect()
+    }
+
+    /// What was counted of the downstreams, also of those that are gone.
+    pub(crate) fn totals(&self) -> BTreeMap<String, Arc<Totals>> {
+        let state = lock(&self.0);
+        let all = state.all.iter().map(|(name, handle)| (name, handle.view.totals()));
+        all.chain(&state.gone).map(|(name, totals)| (name.clone(), Arc::clone(totals))).collect()
+    }
+
+    /// What was counted of one downstream, also of one that is gone.
+    pub(crate) fn totals_of(&self, downstream: &str) -> Option<Arc<Totals>> {
+        let state = lock(&self.0);
+        let handle = state.all.get(downstream).map(|handle| handle.view.totals());
+        handle.or_else(|| state.gone.get(downstream)).cloned()
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::time::Duration;
-
-    use paced::dispatch::{OnLimit, OnUnavailable, Options, RetryPolicy, TokioClock, max_cost};
+    use paced::dispatch::{OnLimit, OnUnavailable, Options, ParkedChange, RetryPolicy, TokioClock, max_cost};
     use paced::job::{JobLanes, ReplyRules, Rules};
     use paced::limit::{Limit, LimitSet};
     use paced::sink::http::{HttpOptions, HttpSink};
@@ -125,19 +146,44 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_ends_is_no_longer_there_and_may_be_followed_by_another() {
+    async fn one_that_ends_is_there_until_it_has_ended_and_may_be_followed_by_another() {
         let (all, end) = (Dispatchers::default(), CancellationToken::new());
         let seen = all.clone();
         all.insert("a".to_owned(), Handle::of(&dispatcher("a"), end.clone()));
         let before = seen.all();
-        all.end("a");
-        assert!(end.is_cancelled() && seen.all().is_empty() && seen.gone().is_empty());
-        assert_eq!(before.len(), 1, "who looked before sees what there was");
+        assert!(!seen.is_ending("a") && !seen.is_ending("b"));
+        assert!(all.end("a").is_some() && all.end("b").is_none());
+        assert!(end.is_cancelled() && seen.is_ending("a") && seen.gone().is_empty());
+        assert_eq!(seen.all().len(), 1, "it may still send");
         all.insert("a".to_owned(), Handle::of(&dispatcher("a"), CancellationToken::new()));
-        assert!(!seen.all()["a"].view.is_same(&before["a"].view));
+        assert!(!seen.all()["a"].view.is_same(&before["a"].view) && !seen.is_ending("a"));
         all.forget("a");
         assert_eq!((seen.all().len(), seen.gone()), (0, ["a".to_owned()].into()));
         all.insert("a".to_owned(), Handle::of(&dispatcher("a"), CancellationToken::new()));
         assert!(seen.gone().is_empty(), "it is served again");
+    }
+
+    /// Jobs that a dispatcher parks while it ends are counted, whether another one follows or not.
+    #[tokio::test]
+    async fn what_was_parked_and_not_passed_on_outlives_its_dispatcher() {
+        let all = Dispatchers::default();
+        let insert = || all.insert("a".to_owned(), Handle::of(&dispatcher("a"), CancellationToken::new()));
+        let parked = |jobs| ParkedChange { jobs, groups: Vec::new() };
+        let put = |jobs| all.totals_of("a").unwrap().put_back_parked(&parked(jobs));
+        insert();
+        put(5);
+        all.end("a");
+        put(2);
+        insert();
+        put(1);
+        assert_eq!(all.totals()["a"].take_parked(), parked(8));
+        put(3);
+        all.forget("a");
+        put(1);
+        assert_eq!(all.totals()["a"].take_parked(), parked(4), "nobody serves it");
+        put(6);
+        insert();
+        assert_eq!(all.totals()["a"].take_parked(), parked(6));
+        assert!(all.totals_of("b").is_none());
     }
 }

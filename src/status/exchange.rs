@@ -319,10 +319,8 @@ impl Exchange {
                 let counted = known.parked.get(name);
                 counted.is_none_or(|counted| counted.at.elapsed() > failpoint::interval(COUNT_AGE))
             };
-            let dispatchers = self.shared.parts.dispatchers.all();
-            let taken = dispatchers
-                .iter()
-                .map(|(name, dispatcher)| (name.clone(), dispatcher.view.totals().take_parked()));
+            let all = self.shared.parts.dispatchers.totals();
+            let taken = all.into_iter().map(|(name, totals)| (name, totals.take_parked()));
             let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, change)| !change.is_empty());
             let asked = others.into_iter().filter(|(name, _)| asks && is_old(name)).take(MAX_CALLS);
             moved.into_iter().chain(asked).collect()
@@ -348,8 +346,8 @@ impl Exchange {
         if change.is_empty() {
             return;
         }
-        if let Some(dispatcher) = self.shared.parts.dispatchers.all().get(&name) {
-            dispatcher.view.totals().put_back_parked(&change);
+        if let Some(totals) = self.shared.parts.dispatchers.totals_of(&name) {
+            totals.put_back_parked(&change);
         }
     }
 
