@@ -10,6 +10,7 @@ mod liveness;
 mod manager;
 mod parts;
 mod reload;
+mod reload_log;
 mod running;
 mod secrets;
 mod serving;

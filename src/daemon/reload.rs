@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use paced::amqp;
-use paced::config::{self, Admin, ConfigErrors, DownstreamChanges, Loaded, Reload, Settings, Sources};
+use paced::config::{self, Admin, Loaded, Reload, Settings, Sources};
 use paced::dispatch::Control;
 use paced::lock::lock;
-use paced::metric;
+use paced::{failpoint, metric};
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::dynamic::DynamicDir;
-use super::error::Error;
 use super::factory::{Factory, Made};
 use super::manager::Manager;
 use super::parts;
+use super::reload_log::{Wrong, log, log_mistakes, mistakes};
 use super::secrets::Secrets;
 use super::serving::Order;
 use super::signals::Hangups;
@@ -34,6 +34,10 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// file all the time must not keep a core busy, since each time all files are read.
 const REST: u32 = 4;
 const LONGEST_REST: Duration = Duration::from_secs(60);
+
+/// How long after files with mistakes were read they are read again, although the directory has not changed: what is missing may be
+/// elsewhere, such as the file of a secret.
+const AGAIN: Duration = Duration::from_secs(30);
 
 /// The parts of which dispatchers are made, and the files that are followed beside the configuration.
 pub(super) struct Followed {
@@ -93,7 +97,10 @@ pub(super) async fn on_changes(mut hangups: Hangups, mut live: Live, manager: Ma
     let (mut is_base_read, mut is_dir_read) = (true, true);
     // Until when no change of the directory is read.
     let mut rests_until = Instant::now();
+    let mut read_at = Instant::now();
     loop {
+        let is_wrong = !is_dir_read || !live.loaded.mistakes().is_empty();
+        let again_at = rests_until.max(read_at + failpoint::interval(AGAIN));
         let changed = async {
             sleep_until(rests_until).await;
             dynamic.changed().await;
@@ -101,7 +108,9 @@ pub(super) async fn on_changes(mut hangups: Hangups, mut live: Live, manager: Ma
         let scope = tokio::select! {
             () = hangups.next() => Scope::All,
             () = changed => Scope::Directory,
+            () = sleep_until(again_at), if is_wrong => Scope::Directory,
         };
+        read_at = Instant::now();
         if scope == Scope::Directory {
             let begun = Instant::now();
             is_dir_read = live.reload(scope).await;
@@ -140,6 +149,8 @@ pub(super) struct Live {
     terms: watch::Sender<OwnTerms>,
     /// The connections to the broker that tools of the admin API open.
     broker: watch::Sender<Arc<amqp::Options>>,
+    /// The mistakes that the log had last.
+    logged: Vec<String>,
 }
 
 /// A configuration that was read and can take effect.
@@ -147,12 +158,6 @@ struct Prepared {
     reload: Reload,
     /// The dispatchers of downstreams that begin.
     made: Vec<Made>,
-}
-
-/// Why a configuration that was read cannot take effect.
-enum Wrong {
-    Settings(ConfigErrors),
-    Part(Error),
 }
 
 impl Live {
@@ -168,8 +173,9 @@ impl Live {
         let controls = made.iter().map(|made| (made.name.clone(), made.dispatcher.control())).collect();
         let ((terms, _), (orders, receiver)) =
             (watch::channel(terms(&loaded.settings)), mpsc::unbounded_channel());
+        let logged = mistakes(&loaded);
         let (loaded, broker) = (Arc::new(loaded), watch::Sender::new(Arc::new(broker)));
-        (Self { sources, loaded, controls, followed, orders, terms, broker }, receiver)
+        (Self { sources, loaded, controls, followed, orders, terms, broker, logged }, receiver)
     }
 
     /// The terms of the configuration in effect.
@@ -204,34 +210,25 @@ impl Live {
     async fn reload(&mut self, scope: Scope) -> bool {
         let (sources, loaded) = (self.sources.clone(), Arc::clone(&self.loaded));
         let factory = Arc::clone(&self.followed.factory);
-        match spawn_blocking(move || prepare(scope, sources, &loaded, &factory)).await {
-            Ok(Ok(Prepared { reload, made })) => {
+        let read = spawn_blocking(move || prepare(scope, sources, &loaded, &factory)).await;
+        match read.unwrap_or_else(|error| Err(Wrong::Panic(error))) {
+            Ok(Prepared { reload, made }) => {
                 self.apply(scope, reload, made);
-                return true;
+                true
             }
-            Ok(Err(Wrong::Settings(errors))) => {
-                for error in &errors {
-                    tracing::error!("{error}");
+            Err(wrong) => {
+                if self.is_news(scope, wrong.lines()) {
+                    wrong.log(scope == Scope::All);
                 }
-                let errors = errors.iter().count();
-                match scope {
-                    Scope::All => tracing::error!(
-                        errors,
-                        "the configuration is wrong: the old one stays in effect; correct it and send SIGHUP again"
-                    ),
-                    Scope::Directory => tracing::error!(
-                        errors,
-                        "the directory of downstreams cannot be used: the old configuration stays in effect until it can"
-                    ),
-                }
+                false
             }
-            Ok(Err(Wrong::Part(error))) => tracing::error!(
-                %error,
-                "a downstream cannot be served as it is configured: the old configuration stays in effect; correct it"
-            ),
-            Err(error) => tracing::error!(%error, "the configuration could not be read again"),
         }
-        false
+    }
+
+    /// Whether these mistakes are to be logged: others than those that the log had last, or any at SIGHUP.
+    fn is_news(&mut self, scope: Scope, mistakes: Vec<String>) -> bool {
+        let before = std::mem::replace(&mut self.logged, mistakes);
+        scope == Scope::All || before != self.logged
     }
 
     /// Puts a configuration in effect.
@@ -241,7 +238,8 @@ impl Live {
         Reload { loaded, changed, downstreams, restart }: Reload,
         made: Vec<Made>,
     ) {
-        for key in &restart {
+        // No key of the directory does.
+        for key in restart.iter().filter(|_| scope == Scope::All) {
             tracing::warn!(key, "a change of this key needs a restart: it keeps its old value until then");
         }
         let takes_other_replies = own_queues(&loaded.settings) != own_queues(&self.loaded.settings);
@@ -274,22 +272,10 @@ impl Live {
         let ended = downstreams.ended().map(str::to_owned).collect();
         // The receiver is gone only where the daemon ends.
         let _ = self.orders.send(Order { ended, begun: made });
-        log(&changed, &downstreams);
-        log_mistakes(&self.loaded);
-    }
-}
-
-/// Logs the mistakes of files in the directory of `[dynamic]`.
-pub(super) fn log_mistakes(loaded: &Loaded) {
-    let mistakes = loaded.mistakes();
-    for mistake in mistakes {
-        tracing::error!("{mistake}");
-    }
-    if !mistakes.is_empty() {
-        tracing::error!(
-            errors = mistakes.len(),
-            "files of dynamic.dir are wrong: each counts as it was before, or is left out, until it is right"
-        );
+        if self.is_news(scope, mistakes(&self.loaded)) || !changed.is_empty() || !downstreams.is_empty() {
+            log(&changed, &downstreams);
+            log_mistakes(&self.loaded);
+        }
     }
 }
 
@@ -322,33 +308,6 @@ fn own_queues(settings: &Settings) -> BTreeSet<String> {
 fn has_changed(changed: &[String], downstream: &str) -> bool {
     let start = format!("downstreams.{downstream}.");
     changed.iter().any(|key| key.starts_with(&start))
-}
-
-/// Logs what a reload has changed.
-fn log(changed: &[String], DownstreamChanges { added, removed, replaced }: &DownstreamChanges) {
-    for downstream in added {
-        tracing::info!(downstream, "the downstream was added");
-    }
-    for downstream in removed {
-        tracing::info!(
-            downstream,
-            "the downstream was removed: it finishes what it sends, and gives the rest back"
-        );
-    }
-    for (downstream, keys) in replaced {
-        let keys = keys.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        tracing::info!(
-            downstream,
-            keys,
-            "the downstream restarts with the new values of these keys, once what it sends has ended"
-        );
-    }
-    let (added, removed, replaced) = (added.len(), removed.len(), replaced.len());
-    if changed.is_empty() && added + removed + replaced == 0 {
-        tracing::info!("configuration reloaded: no key changed that a reload applies");
-    } else {
-        tracing::info!(changed = changed.join(", "), added, removed, replaced, "configuration reloaded");
-    }
 }
 
 fn terms(settings: &Settings) -> OwnTerms {

@@ -186,7 +186,10 @@ impl Serving {
             let handle = Handle::of(&dispatcher, self.stop.child_token());
             match self.begin(name.clone(), dispatcher, handle.end.clone()) {
                 Ok(()) => self.dispatchers.insert(name, handle),
-                Err(error) => tracing::error!(downstream = name, %error, "the downstream cannot be served"),
+                Err(error) => {
+                    tracing::error!(downstream = name, %error, "the downstream cannot be served");
+                    self.dispatchers.forget(&name);
+                }
             }
         }
     }

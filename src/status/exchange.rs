@@ -322,7 +322,9 @@ impl Exchange {
             let all = self.shared.parts.dispatchers.totals();
             let taken = all.into_iter().map(|(name, totals)| (name, totals.take_parked()));
             let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, change)| !change.is_empty());
-            let asked = others.into_iter().filter(|(name, _)| asks && is_old(name)).take(MAX_CALLS);
+            let served = self.shared.parts.dispatchers.all();
+            let is_asked = |name: &String| asks && served.contains_key(name) && is_old(name);
+            let asked = others.into_iter().filter(|(name, _)| is_asked(name)).take(MAX_CALLS);
             moved.into_iter().chain(asked).collect()
         };
         // Those that only ask are left out once it is stopped.
