@@ -198,7 +198,7 @@ impl<'b> Reading<'b> {
                 Ok(text) => text.map(Arc::from),
                 Err(error) => {
                     let problem = format!("cannot be read ({}); correct or remove it", system_text(&error));
-                    let layer = reading.base.all.len() + reading.files.len();
+                    let layer = reading.base.files_end() + reading.files.len();
                     let place = Place { layer, position: None, source: file.display().to_string() };
                     reading.mistakes.push(ConfigError::new(place, "", problem));
                     before.clone()
@@ -218,6 +218,10 @@ impl<'b> Reading<'b> {
     fn layers(&self) -> Layers {
         let mut layers = self.base.clone();
         let mut owners = layers.owners();
+        // As those of any file, their values are overridden by the environment and `--set`.
+        let (first, count) = (layers.files_end(), self.files.len());
+        let given = layers.all.split_off(first);
+        layers.errors = layers.errors.into_iter().map(|error| error.moved(first, count)).collect();
         for FileText { file, text, .. } in &self.files {
             match text {
                 Some(text) => layers.dynamic_file(file, text, self.dir, &mut owners),
@@ -227,6 +231,7 @@ impl<'b> Reading<'b> {
                 }
             }
         }
+        layers.all.extend(given);
         if matches!(self.wrong, WrongFiles::Refuse) {
             layers.errors.extend(self.mistakes.iter().cloned());
         }
@@ -238,7 +243,7 @@ impl<'b> Reading<'b> {
     /// If these count as they did before, or the mistake is elsewhere, the change of another file is the cause: that of plans,
     /// which other files use. If it is not, no change of any file counts.
     fn replace(&mut self, errors: &ConfigErrors, pass: usize) -> bool {
-        let (first, count) = (self.base.all.len(), self.files.len());
+        let (first, count) = (self.base.files_end(), self.files.len());
         let place = |error: &ConfigError| error.place().layer.checked_sub(first);
         let wrong: BTreeSet<usize> = errors.iter().filter_map(place).filter(|place| *place < count).collect();
         let has_before = matches!(self.wrong, WrongFiles::Replace(Some(_)));

@@ -85,6 +85,14 @@ impl ConfigError {
         Self { kind, ..self }
     }
 
+    /// The same mistake, with its source `by` places later if it is at `from` or later.
+    pub(super) fn moved(mut self, from: usize, by: usize) -> Self {
+        if self.place.layer >= from {
+            self.place.layer += by;
+        }
+        self
+    }
+
     pub(super) const fn place(&self) -> &Place {
         &self.place
     }

@@ -110,6 +110,11 @@ impl Layers {
         layers
     }
 
+    /// The index after the last file; then come the environment and `--set`.
+    pub fn files_end(&self) -> usize {
+        self.all.iter().take_while(|layer| layer.given.is_none()).count()
+    }
+
     /// Merges the layers; the tag of each value identifies its layer.
     pub fn merge(&self) -> Figment {
         // Each merge copies all that was merged before. Of thousands of files, a part is merged at a time.

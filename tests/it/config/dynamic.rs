@@ -294,6 +294,26 @@ fn a_reload_that_contradicts_a_file_which_is_as_it_was_is_refused() {
     );
 }
 
+/// They are files: the environment and `--set` override them, and no mistake of those is one of a file.
+#[test]
+fn the_environment_and_set_override_the_files_of_the_directory() {
+    let mut scene = scene(BASE, &[("a.toml", &downstream("a")), ("b.toml", &downstream("b"))]);
+    scene.sources.env = vec![("PACED_DOWNSTREAMS__A__RATE".into(), "7/s".into())];
+    scene.sources.set = vec!["downstreams.b.rate=8/s".to_owned()];
+    let old = load_usable(scene.sources.clone(), None).unwrap();
+    for loaded in [&scene.right(), &old, &old.load_dynamic(&scene.sources).unwrap()] {
+        let rate = |name: &str| {
+            let limits = &loaded.settings.downstreams[name].limits;
+            limits.iter().next().unwrap().rate().to_string()
+        };
+        assert_eq!((rate("a"), rate("b")), ("7/s".to_owned(), "8/s".to_owned()));
+        assert!(loaded.mistakes().is_empty());
+    }
+    scene.sources.set = vec!["downstreams.b.rate=0/s".to_owned(), "no-key".to_owned()];
+    let error = load_usable(scene.sources.clone(), Some(&old)).unwrap_err().to_string();
+    assert!(error.contains("--set: downstreams.b.rate: ") && error.contains("--set: argument 2"), "{error}");
+}
+
 /// A full disk leaves an empty file, and so does an editor for a moment.
 #[test]
 fn an_empty_file_removes_nothing() {
