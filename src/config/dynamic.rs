@@ -32,7 +32,7 @@ const MAX_ALL: usize = 64 << 20;
 
 /// How often all is read at most while files with mistakes are found: one may hide another. Before the last time each file counts
 /// as it did before.
-const MAX_PASSES: usize = 4;
+const MAX_PASSES: usize = 5;
 
 /// The directory of `[dynamic]`, as it was read.
 #[derive(Clone)]
@@ -241,7 +241,8 @@ impl<'b> Reading<'b> {
     /// Replaces the texts of files with mistakes by those that counted before. Returns false if nothing is left to replace.
     ///
     /// If these count as they did before, or the mistake is elsewhere, the change of another file is the cause: that of plans,
-    /// which other files use. If it is not, no change of any file counts.
+    /// which other files use, or the removal of one of whose downstream the environment has keys. If it is none of these, no
+    /// change of any file counts.
     fn replace(&mut self, errors: &ConfigErrors, pass: usize) -> bool {
         let (first, count) = (self.base.files_end(), self.files.len());
         let place = |error: &ConfigError| error.place().layer.checked_sub(first);
@@ -250,6 +251,7 @@ impl<'b> Reading<'b> {
         let is_last = has_before && pass + 1 >= MAX_PASSES;
         let goes_on = (!is_last && self.put_back(|place, _| wrong.contains(&place)))
             || (!is_last && has_before && self.put_back(|_, file| file.concerns_plans()))
+            || (!is_last && has_before && self.put_back(|_, file| file.text.is_none()))
             || (has_before && self.put_back(|_, _| true));
         self.files.sort_by_key(FileText::rank);
         goes_on

@@ -1,6 +1,6 @@
 //! The rounds of calls to the store that read what is wanted, while this replica's summary is left there.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::dispatchers::Handle;
 use super::fleet;
 use super::known::{COUNT_AGE, Known, MAX_RECORD_AGE, Record};
+use super::noted::Noted;
 use super::orphans::{Orphans, UNSERVED};
 use super::parked::{Counted, first_hour};
 use super::peek::{countable, peek};
@@ -47,17 +48,6 @@ pub(super) struct Exchange {
     noted: Noted,
     /// Ends the rounds.
     stop: CancellationToken,
-}
-
-/// Whether the store knows which downstreams this replica serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Noted {
-    /// It was never reported.
-    Never,
-    /// It was reported, and the store knew it since.
-    Yes,
-    /// It was reported, and the store has lost it: the next report also has the downstreams that nobody serves.
-    Lost,
 }
 
 /// A number of replicas, and since when fewer have reported themselves.
@@ -235,14 +225,17 @@ impl Exchange {
     /// Reports to the store which downstreams this replica serves, and reads which ones nobody serves.
     async fn note_served(&mut self) {
         let unserved = loop {
+            let names: BTreeSet<String> = self.shared.parts.dispatchers.all().keys().cloned().collect();
             let recalled = if self.noted == Noted::Lost { self.orphans.recalled() } else { Vec::new() };
-            match self.report_served(&recalled).await {
+            match self.report_served(&names, &recalled).await {
                 Err(_) => return self.orphans.interrupted(Instant::now()),
-                Ok(reply) if self.noted == Noted::Yes && reply.new > 0 => self.noted = Noted::Lost,
-                Ok(reply) => break reply.unserved,
+                Ok(reply) if self.noted.is_lost(&names, reply.new) => self.noted = Noted::Lost,
+                Ok(reply) => {
+                    self.noted = Noted::Yes(names);
+                    break reply.unserved;
+                }
             }
         };
-        self.noted = Noted::Yes;
         let news = self.orphans.sample(Instant::now(), unserved);
         let orphans = self.orphans.list();
         let count = u32::try_from(orphans.len()).unwrap_or(u32::MAX);
@@ -251,9 +244,12 @@ impl Exchange {
         news.log();
     }
 
-    async fn report_served(&self, recalled: &[Unserved]) -> Result<ServedReply, String> {
-        let dispatchers = self.shared.parts.dispatchers.all();
-        let names: Vec<&str> = dispatchers.keys().map(String::as_str).collect();
+    async fn report_served(
+        &self,
+        names: &BTreeSet<String>,
+        recalled: &[Unserved],
+    ) -> Result<ServedReply, String> {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut batches: Vec<&[&str]> = names.chunks(MAX_SERVED_BATCH).collect();
         if batches.is_empty() {
             // A replica without downstreams reads which ones nobody serves too.

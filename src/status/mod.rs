@@ -17,6 +17,7 @@ mod estimate;
 mod exchange;
 mod fleet;
 mod known;
+mod noted;
 mod observer;
 mod orphans;
 mod parked;

@@ -309,6 +309,16 @@ fn the_environment_and_set_override_the_files_of_the_directory() {
         assert_eq!((rate("a"), rate("b")), ("7/s".to_owned(), "8/s".to_owned()));
         assert!(loaded.mistakes().is_empty());
     }
+    // One that has keys there stays, and keeps no other file out.
+    fs::remove_file(scene.dir.path().join("downstreams.d/a.toml")).unwrap();
+    fs::write(scene.dir.path().join("downstreams.d/c.toml"), downstream("c")).unwrap();
+    let new = old.load_dynamic(&scene.sources).unwrap();
+    assert_eq!(names(&new), ["a", "b", "c"]);
+    assert!(
+        new.mistakes()[0].to_string().contains("downstreams.a.http.base_url: missing"),
+        "{:?}",
+        new.mistakes()
+    );
     scene.sources.set = vec!["downstreams.b.rate=0/s".to_owned(), "no-key".to_owned()];
     let error = load_usable(scene.sources.clone(), Some(&old)).unwrap_err().to_string();
     assert!(error.contains("--set: downstreams.b.rate: ") && error.contains("--set: argument 2"), "{error}");
