@@ -19,7 +19,7 @@ use super::dynamic::DynamicDir;
 use super::factory::{Factory, Made};
 use super::manager::Manager;
 use super::parts;
-use super::reload_log::{Wrong, log, log_mistakes, mistakes};
+use super::reload_log::{Wrong, log, log_mistakes, mistakes, warn_of_left_queues};
 use super::secrets::Secrets;
 use super::serving::Order;
 use super::signals::Hangups;
@@ -244,6 +244,7 @@ impl Live {
         }
         let takes_other_replies = own_queues(&loaded.settings) != own_queues(&self.loaded.settings);
         let has_other_plans = changed.iter().any(|key| key.starts_with("plans."));
+        warn_of_left_queues(&self.loaded.settings, &loaded.settings, &downstreams);
         let is_of_all = scope == Scope::All || takes_other_replies || has_other_plans;
         self.loaded = Arc::new(loaded);
         for name in &downstreams.removed {

@@ -1,6 +1,6 @@
 //! What the log has of a reload: its mistakes, and its changes.
 
-use paced::config::{ConfigErrors, DownstreamChanges, Loaded};
+use paced::config::{ConfigErrors, DownstreamChanges, Loaded, Settings};
 use tokio::task::JoinError;
 
 use super::error::Error;
@@ -94,4 +94,27 @@ pub(super) fn log(changed: &[String], DownstreamChanges { added, removed, replac
     } else {
         tracing::info!(changed = changed.join(", "), added, removed, replaced, "configuration reloaded");
     }
+}
+
+/// Warns of the queues of downstreams that have another one now: nothing else names the jobs that are left there.
+pub(super) fn warn_of_left_queues(old: &Settings, new: &Settings, changes: &DownstreamChanges) {
+    for downstream in changes.replaced.keys() {
+        if let (Some(left), Some(queue)) = (queue_of(old, downstream), queue_of(new, downstream))
+            && left != queue
+        {
+            tracing::warn!(
+                downstream,
+                left,
+                queue,
+                "the downstream has another queue: nobody consumes the jobs that are left in the one before; move them, or \
+                 delete that queue"
+            );
+        }
+    }
+}
+
+/// The queue of a downstream.
+fn queue_of(settings: &Settings, downstream: &str) -> Option<String> {
+    let queue = &settings.downstreams.get(downstream)?.queue;
+    Some(queue.name.clone().unwrap_or_else(|| format!("{}.jobs.{downstream}", settings.amqp.prefix)))
 }
