@@ -79,30 +79,48 @@ impl Stuck {
     }
 }
 
-/// Since when the queues of downstreams are not consumed, and when somebody asked last.
+/// The queues of downstreams that are not consumed.
 #[derive(Debug, Default)]
-pub(crate) struct Missing(StdMutex<(BTreeMap<String, Instant>, Option<Instant>)>);
+pub(crate) struct Missing(StdMutex<Queues>);
+
+#[derive(Debug, Default)]
+struct Queues {
+    /// Since when each is not consumed.
+    since: BTreeMap<String, Instant>,
+    /// Those that were there at the start, or were consumed since.
+    expected: BTreeSet<String>,
+    /// When somebody asked last.
+    asked_at: Option<Instant>,
+}
 
 impl Missing {
     /// Takes in which queues are consumed at `now`. Returns those that have been missing for [`MISSING_FOR`] while others
-    /// are consumed: one queue that is gone must not keep all replicas from being ready.
+    /// are consumed, and those that were added since the start and never consumed: one queue that is gone, or a new file that
+    /// names none, must not keep all replicas from being ready.
     fn lasting<'a>(&self, queues: impl Iterator<Item = (&'a str, bool)>, now: Instant) -> BTreeSet<&'a str> {
-        let (since, asked_at) = &mut *lock(&self.0);
-        if asked_at.replace(now).is_some_and(|before| now.saturating_duration_since(before) > UNASKED) {
+        let Queues { since, expected, asked_at } = &mut *lock(&self.0);
+        let before = asked_at.replace(now);
+        if before.is_some_and(|before| now.saturating_duration_since(before) > UNASKED) {
             since.clear();
         }
         let queues: BTreeMap<&str, bool> = queues.collect();
+        if before.is_none() {
+            expected.extend(queues.keys().map(|name| (*name).to_owned()));
+        }
         // One that is removed, and comes again later, starts again.
         since.retain(|name, _| queues.contains_key(name.as_str()));
+        expected.retain(|name| queues.contains_key(name.as_str()));
         let (mut lasting, mut is_any_consumed) = (BTreeSet::new(), false);
         for (name, is_consumed) in queues {
             if is_consumed {
                 is_any_consumed = true;
                 since.remove(name);
+                expected.insert(name.to_owned());
                 continue;
             }
             let begun = *since.entry(name.to_owned()).or_insert(now);
-            if now.saturating_duration_since(begun) >= failpoint::interval(MISSING_FOR) {
+            let is_late = now.saturating_duration_since(begun) >= failpoint::interval(MISSING_FOR);
+            if is_late || !expected.contains(name) {
                 lasting.insert(name);
             }
         }
@@ -277,7 +295,22 @@ mod tests {
         assert!(lasting(&[("a", true), ("b", false)], 34).is_empty(), "the time begins again");
         assert!(lasting(&[("a", true), ("b", false)], 600).is_empty(), "nobody has asked for long");
         assert!(lasting(&[("a", true)], 620).is_empty(), "it is removed");
-        assert!(lasting(&[("a", true), ("b", false)], 640).is_empty(), "and comes again");
+        assert_eq!(lasting(&[("a", true), ("b", false)], 640), ["b"], "and comes again");
+    }
+
+    #[test]
+    fn one_that_is_added_does_not_count_before_it_was_consumed() {
+        let (missing, start) = (Missing::default(), Instant::now());
+        let lasting = |queues: &[(&'static str, bool)], second| {
+            let now = start + Duration::from_secs(second);
+            missing.lasting(queues.iter().copied(), now).into_iter().collect::<Vec<_>>()
+        };
+        assert!(lasting(&[("a", true), ("b", false)], 0).is_empty(), "it was there at the start");
+        assert_eq!(lasting(&[("a", true), ("b", true), ("c", false)], 1), ["c"]);
+        assert!(lasting(&[("a", false), ("b", false), ("c", false)], 2).is_empty(), "nothing is consumed");
+        assert_eq!(lasting(&[("a", false), ("b", true), ("c", false)], 3), ["c"]);
+        assert!(lasting(&[("a", true), ("b", true), ("c", true)], 4).is_empty());
+        assert!(lasting(&[("a", true), ("b", true), ("c", false)], 5).is_empty(), "it was consumed");
     }
 
     #[tokio::test(start_paused = true)]
