@@ -88,10 +88,10 @@ impl<'l> Names<'l> {
     }
 
     /// What a change of the key does. A change of the contents of its file alone `is_followed`.
-    fn effect<'p>(&self, path: &'p str, change: Change, is_followed: bool) -> Effect<'p> {
+    fn effect<'p>(&self, path: &'p str, change: Change, is_followed: impl Fn() -> bool) -> Effect<'p> {
         let by_itself = |otherwise| match change {
             Change::Reload => Effect::AtOnce,
-            Change::Followed if is_followed => Effect::Followed,
+            Change::Followed if is_followed() => Effect::Followed,
             Change::Followed | Change::Restart => otherwise,
         };
         let mut parts = path.split('.');
@@ -132,9 +132,8 @@ impl Loaded {
         let mut replace = |name: &str, key: String| {
             replaced.entry(name.to_owned()).or_default().insert(key);
         };
-        for (path, change) in differing(&self.entries, &new.entries) {
-            let is_followed = change == Change::Followed && self.follows(new, &path);
-            match names.effect(&path, change, is_followed) {
+        for (path, Difference { change, old, new }) in differing(&self.entries, &new.entries) {
+            match names.effect(&path, change, || follows(&path, old, new)) {
                 Effect::AtOnce => _ = changed.insert(path),
                 Effect::Followed => {}
                 Effect::Added(name) => _ = added.insert(name.to_owned()),
@@ -161,21 +160,18 @@ impl Loaded {
         let (changed, restart) = (changed.into_iter().collect(), restart.into_iter().collect());
         Reload { loaded, changed, downstreams, restart }
     }
+}
 
-    /// Whether a change of this key is one of the contents of its file, and is noticed where they are used. Of a URL the
-    /// user and the password are.
-    fn follows(&self, new: &Self, path: &str) -> bool {
-        let secret = |loaded: &Self| {
-            let entry = loaded.entries.iter().find(|entry| entry.path() == path);
-            entry.and_then(|entry| entry.secret.clone())
-        };
-        let (Some(old), Some(new)) = (secret(self), secret(new)) else { return false };
-        // The password of sentinels is in the query, which has settings of the connection else.
-        let keeps_query = path != "store.url";
-        let place = |url| place(url, keeps_query);
-        let is_same_place = !path.ends_with(".url") || place(old.expose()) == place(new.expose());
-        is_of_same_file(&old, &new) && is_same_place
-    }
+/// Whether a change of this key is one of the contents of its file, and is noticed where they are used. Of a URL the user and
+/// the password are.
+fn follows(path: &str, old: Option<&Entry>, new: Option<&Entry>) -> bool {
+    let secret = |entry: Option<&'_ Entry>| entry.and_then(|entry| entry.secret.clone());
+    let (Some(old), Some(new)) = (secret(old), secret(new)) else { return false };
+    // The password of sentinels is in the query, which has settings of the connection else.
+    let keeps_query = path != "store.url";
+    let place = |url| place(url, keeps_query);
+    let is_same_place = !path.ends_with(".url") || place(old.expose()) == place(new.expose());
+    is_of_same_file(&old, &new) && is_same_place
 }
 
 /// Whether both have been read from one file of their own.
@@ -195,15 +191,26 @@ fn by_path(entries: &[Entry]) -> BTreeMap<String, &Entry> {
     entries.iter().map(|entry| (entry.path(), entry)).collect()
 }
 
-/// The paths that exist in only one of the two, or have different values, and when a change of each applies.
-fn differing(old: &[Entry], new: &[Entry]) -> BTreeMap<String, Change> {
+/// A key that exists in only one of two configurations, or has different values.
+struct Difference<'l> {
+    /// When a change of it applies.
+    change: Change,
+    old: Option<&'l Entry>,
+    new: Option<&'l Entry>,
+}
+
+/// The keys that differ, by path.
+fn differing<'l>(old: &'l [Entry], new: &'l [Entry]) -> BTreeMap<String, Difference<'l>> {
     let (old, new) = (by_path(old), by_path(new));
-    let same = |path: &String| match (old.get(path), new.get(path)) {
-        (Some(old), Some(new)) => old.has_same_value(new),
-        _ => false,
-    };
-    let differing = old.iter().chain(&new).filter(|(path, _)| !same(path));
-    differing.map(|(path, entry)| (path.clone(), entry.change)).collect()
+    let mut all: BTreeMap<String, Difference<'l>> = BTreeMap::new();
+    for (path, entry) in old.iter().chain(&new) {
+        let (old, new) = (old.get(path).copied(), new.get(path).copied());
+        let is_same = old.zip(new).is_some_and(|(old, new)| old.has_same_value(new));
+        if !is_same {
+            all.insert(path.clone(), Difference { change: entry.change, old, new });
+        }
+    }
+    all
 }
 
 /// Whether jobs have the same lanes, and these the same states.
@@ -277,10 +284,10 @@ mod tests {
             ("shutdown.drain_timeout", Restart, Effect::Restart),
         ];
         for (path, change, effect) in cases {
-            assert_eq!(names.effect(path, change, false), effect, "{path}");
+            assert_eq!(names.effect(path, change, || false), effect, "{path}");
         }
         for path in ["store.url", "downstreams.both.http.base_url"] {
-            assert_eq!(names.effect(path, Followed, true), Effect::Followed, "{path}");
+            assert_eq!(names.effect(path, Followed, || true), Effect::Followed, "{path}");
         }
     }
 }
