@@ -201,8 +201,9 @@ fn identity() -> Identity {
 /// The dispatcher of each downstream, and the secrets of its requests.
 fn make_all(settings: &Settings, factory: &mut Factory) -> Result<(Vec<Made>, Secrets), Error> {
     let (mut all, mut secrets) = (Vec::with_capacity(settings.downstreams.len()), Secrets::default());
+    let reply = parts::reply_rules(settings);
     for (name, downstream) in &settings.downstreams {
-        let made = factory.make(settings, name, downstream)?;
+        let made = factory.make(settings, name, downstream, &reply)?;
         secrets.insert(name.clone(), Arc::clone(&made.target));
         all.push(made);
     }
@@ -231,7 +232,7 @@ pub(crate) fn single(
     downstream: &Downstream,
     store: Arc<dyn Store>,
 ) -> Result<(Dispatcher, Terms), Error> {
-    let options = parts::options(settings, name, downstream);
+    let options = parts::options(settings, name, downstream, &parts::reply_rules(settings));
     let options = Options { hold_max: Duration::MAX, prefetch: u16::MAX, proposes_limits: false, ..options };
     let (own, clock) = (options.terms(), parts::clock(settings.precision));
     let built = shared(name, downstream, &mut Clients::default(), &mut Handles::default())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use paced::amqp;
 use paced::config::{Downstream, Settings};
 use paced::dispatch::{Dispatcher, ReleaseClock};
+use paced::job::ReplyRules;
 use paced::sink::http::{HttpError, Target};
 use paced::store::Store;
 
@@ -36,7 +37,7 @@ impl Factory {
         Self { store, clock, handles: Handles::default(), clients: Clients::default() }
     }
 
-    /// Makes the dispatcher of one downstream. It reads the files of its TLS, so it blocks for a moment. Nothing is connected.
+    /// Makes the dispatcher of one downstream, which has the rules for replies in common with all others. It reads the files of its TLS, so it blocks for a moment. Nothing is connected.
     ///
     /// # Errors
     /// A part cannot be made of its settings.
@@ -45,9 +46,10 @@ impl Factory {
         settings: &Settings,
         name: &str,
         downstream: &Downstream,
+        reply: &ReplyRules,
     ) -> Result<Made, Error> {
         let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
-        let options = parts::options(settings, name, downstream);
+        let options = parts::options(settings, name, downstream, reply);
         let made = shared(name, downstream, &mut self.clients, &mut self.handles)
             .and_then(|shared| parts::dispatcher(options, &downstream.http, shared, store, clock));
         let setting = |error| Error::setting(format!("downstreams.{name}"), error);

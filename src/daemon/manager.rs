@@ -236,7 +236,7 @@ mod tests {
         let clock = parts::clock(paced::dispatch::Precision::Coarse);
         // It is never run.
         let downstream = &settings.downstreams["a"];
-        let options = parts::options(&settings, "a", downstream);
+        let options = parts::options(&settings, "a", downstream, &parts::reply_rules(&settings));
         let shared = parts::Shared::default();
         let built = parts::dispatcher(options, &downstream.http, shared, store, clock).unwrap();
         let dispatchers = Dispatchers::default();

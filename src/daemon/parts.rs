@@ -90,6 +90,10 @@ pub(super) fn queue(name: &str, downstream: &Downstream) -> amqp::Downstream {
 
 /// The rules for messages to the downstream.
 pub(crate) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
+    rules_with(downstream, reply_rules(settings))
+}
+
+fn rules_with(downstream: &Downstream, reply: ReplyRules) -> Rules {
     Rules {
         max_body: downstream.http.max_body,
         allow_headers: downstream.http.allow_headers.clone(),
@@ -99,17 +103,17 @@ pub(crate) fn rules(settings: &Settings, downstream: &Downstream) -> Rules {
         costs: downstream.cost_rules(),
         plans: downstream.plan_rules(),
         lanes: JobLanes { parts: downstream.lanes.parts.clone(), default_plan: downstream.default_plan() },
-        reply: reply_rules(settings),
+        reply,
     }
 }
 
-/// The queues that replies may go to: never one that a downstream of this configuration consumes.
-fn reply_rules(settings: &Settings) -> ReplyRules {
+/// The queues that replies may go to: never one that a downstream of this configuration consumes. All downstreams have the same.
+pub(super) fn reply_rules(settings: &Settings) -> ReplyRules {
     let queues = settings.downstreams.values().filter_map(|downstream| downstream.queue.name.clone());
     ReplyRules {
         allow: settings.reply.allow.clone(),
         own: Some(format!("{}.", settings.amqp.prefix)),
-        consumed: queues.collect(),
+        consumed: Arc::new(queues.collect()),
     }
 }
 
@@ -128,7 +132,12 @@ pub(crate) fn clock(precision: Precision) -> Arc<dyn ReleaseClock> {
 }
 
 /// The options of one downstream's dispatcher.
-pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) -> Options {
+pub(super) fn options(
+    settings: &Settings,
+    name: &str,
+    downstream: &Downstream,
+    reply: &ReplyRules,
+) -> Options {
     Options {
         downstream: name.to_owned(),
         limits: downstream.limits.clone(),
@@ -144,7 +153,7 @@ pub(super) fn options(settings: &Settings, name: &str, downstream: &Downstream) 
         revision: downstream.revision,
         proposes_limits: true,
         prefetch: downstream.queue.prefetch,
-        rules: rules(settings, downstream),
+        rules: rules_with(downstream, reply.clone()),
         linger: LINGER,
         drain_timeout: settings.shutdown.drain_timeout,
     }

@@ -242,7 +242,8 @@ impl Live {
         for key in restart.iter().filter(|_| scope == Scope::All) {
             tracing::warn!(key, "a change of this key needs a restart: it keeps its old value until then");
         }
-        let takes_other_replies = own_queues(&loaded.settings) != own_queues(&self.loaded.settings);
+        let reply = parts::reply_rules(&loaded.settings);
+        let takes_other_replies = reply.consumed != parts::reply_rules(&self.loaded.settings).consumed;
         let has_other_plans = changed.iter().any(|key| key.starts_with("plans."));
         warn_of_left_queues(&self.loaded.settings, &loaded.settings, &downstreams);
         let is_of_all = scope == Scope::All || takes_other_replies || has_other_plans;
@@ -256,12 +257,13 @@ impl Live {
             self.followed.secrets.insert(made.name.clone(), Arc::clone(&made.target));
         }
         let settings = &self.loaded.settings;
+        let concerned: BTreeSet<&str> = changed.iter().filter_map(|key| downstream_of(key)).collect();
         for (name, downstream) in &settings.downstreams {
             // At SIGHUP the options are passed on even if nothing changed: of the replicas whose files differ the last load
             // wins. A change of one file in the directory loads no other one again.
-            let is_concerned = !downstreams.begins(name) && (is_of_all || has_changed(&changed, name));
+            let is_concerned = !downstreams.begins(name) && (is_of_all || concerned.contains(name.as_str()));
             if let Some(control) = self.controls.get(name).filter(|_| is_concerned) {
-                control.reload(parts::options(settings, name, downstream));
+                control.reload(parts::options(settings, name, downstream, &reply));
                 self.followed.secrets.replace(name, downstream);
             }
         }
@@ -295,25 +297,21 @@ fn prepare(
     let reload = loaded.reload(&new);
     let (settings, mut factory) = (&reload.loaded.settings, lock(factory));
     let begun = settings.downstreams.iter().filter(|(name, _)| reload.downstreams.begins(name));
-    let made = begun.map(|(name, downstream)| factory.make(settings, name, downstream));
+    let reply = parts::reply_rules(settings);
+    let made = begun.map(|(name, downstream)| factory.make(settings, name, downstream, &reply));
     let made = made.collect::<Result<Vec<_>, _>>().map_err(Wrong::Part)?;
     Ok(Prepared { reload, made })
 }
 
-/// The queues of their own that downstreams consume, which take no replies.
-fn own_queues(settings: &Settings) -> BTreeSet<String> {
-    settings.downstreams.values().filter_map(|downstream| downstream.queue.name.clone()).collect()
-}
-
-/// Whether a key of this downstream has changed.
-fn has_changed(changed: &[String], downstream: &str) -> bool {
-    let start = format!("downstreams.{downstream}.");
-    changed.iter().any(|key| key.starts_with(&start))
+/// The downstream that has this key.
+fn downstream_of(key: &str) -> Option<&str> {
+    key.strip_prefix("downstreams.")?.split('.').next()
 }
 
 fn terms(settings: &Settings) -> OwnTerms {
+    let reply = parts::reply_rules(settings);
     let terms = settings.downstreams.iter().map(|(name, downstream)| {
-        let terms = parts::options(settings, name, downstream).terms();
+        let terms = parts::options(settings, name, downstream, &reply).terms();
         (name.clone(), terms)
     });
     Arc::new(terms.collect())

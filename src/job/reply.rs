@@ -1,5 +1,8 @@
 //! Decides where a reply may go. It has no I/O.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
@@ -17,13 +20,13 @@ pub struct ReplyRules {
     /// The prefix of paced's own queues, such as `paced.`, which are never allowed.
     pub own: Option<String>,
     /// The queues that downstreams consume, which are never allowed.
-    pub consumed: Vec<String>,
+    pub consumed: Arc<BTreeSet<String>>,
 }
 
 impl Default for ReplyRules {
     /// Allows every queue, since there are none of paced's own.
     fn default() -> Self {
-        Self { allow: vec![String::new()], own: None, consumed: Vec::new() }
+        Self { allow: vec![String::new()], own: None, consumed: Arc::default() }
     }
 }
 
@@ -35,7 +38,7 @@ impl ReplyRules {
     pub fn permit(&self, queue: &str) -> Result<(), String> {
         let name = shown(queue.as_bytes(), 60);
         let own = self.own.as_deref().is_some_and(|prefix| queue.starts_with(prefix));
-        if own || self.consumed.iter().any(|consumed| consumed == queue) {
+        if own || self.consumed.contains(queue) {
             return Err(format!("reply_to is `{name}`, a queue of paced itself; send one of your own"));
         }
         if queue.starts_with(DIRECT) && !is_direct(queue) {
@@ -110,7 +113,7 @@ mod tests {
         ReplyRules {
             allow: allow.iter().map(|prefix| (*prefix).to_owned()).collect(),
             own: Some("paced.".to_owned()),
-            consumed: vec!["invoices".to_owned()],
+            consumed: Arc::new(["invoices".to_owned()].into()),
         }
     }
 

@@ -54,7 +54,7 @@ async fn the_queues_that_take_replies_follow_what_is_reloaded() {
     bench.publish(asking("before"));
     bench.ledger.count(2).await;
     let mut options = bench.options.clone();
-    options.rules.reply.consumed = vec!["orders".to_owned()];
+    options.rules.reply.consumed = Arc::new(["orders".to_owned()].into());
     bench.control().reload(options);
     bench.publish(asking("after"));
     bench.end();
