@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paced::amqp::Amqp;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::manager::Manager;
@@ -120,17 +120,22 @@ impl Outcome {
 /// Waits for the dispatchers, and then for the connections until the time is over.
 async fn drain(mut serving: Serving, amqp: &Amqp, within: Duration) -> Outcome {
     let end = Instant::now() + within;
-    let (mut unfinished, mut failed) = (0, false);
-    while let Some(ended) = serving.next_ended().await {
+    let (mut unfinished, mut failed, mut flushed) = (0, false, true);
+    // One that was removed just before may still wait for the broker.
+    while let Ok(Some(ended)) = timeout_at(end, serving.next_ended()).await {
         match ended {
-            Ok(ended) => unfinished += ended.drained.unfinished,
+            Ok(ended) => {
+                unfinished += ended.drained.unfinished;
+                flushed &= ended.is_flushed;
+            }
             Err(error) => {
                 tracing::error!(%error, "a dispatcher ended badly");
                 failed = true;
             }
         }
     }
-    let flushed = amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
+    flushed &= serving.left() == 0;
+    flushed &= amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
     Outcome { failed, unfinished, flushed }
 }
 

@@ -61,6 +61,8 @@ type Turn = HashMap<String, Made>;
 pub(super) struct Ended {
     pub(super) name: String,
     pub(super) drained: Drained,
+    /// False if the broker has not confirmed the last acks of one that was to end.
+    pub(super) is_flushed: bool,
     /// Whether it was to end, while others run on.
     is_ordered: bool,
 }
@@ -94,13 +96,14 @@ impl Serving {
         self.running.spawn(async move {
             let drained = dispatcher.run_among(source, end.clone(), stop.clone()).await;
             let is_ordered = end.is_cancelled() && !stop.is_cancelled();
-            if is_ordered && !amqp.remove(&name).await {
+            let is_flushed = !is_ordered || amqp.remove(&name).await;
+            if !is_flushed {
                 tracing::warn!(
                     downstream = name,
                     "RabbitMQ has not confirmed the last acks; jobs that were just sent may be sent again"
                 );
             }
-            Ended { name, drained, is_ordered }
+            Ended { name, drained, is_flushed, is_ordered }
         });
         Ok(())
     }
@@ -111,7 +114,7 @@ impl Serving {
             tokio::select! {
                 Some(order) = self.orders.recv() => self.carry_out(order),
                 Some(ended) = self.running.join_next() => match ended {
-                    Ok(Ended { name, drained, is_ordered: true }) => self.ended(&name, drained),
+                    Ok(Ended { name, drained, is_ordered: true, .. }) => self.ended(&name, drained),
                     ended => return ended,
                 },
                 // Nobody orders anything any more.
@@ -123,6 +126,11 @@ impl Serving {
     /// Waits for the next dispatcher that ends; `None` once none is left. Cancel safe.
     pub(super) async fn next_ended(&mut self) -> Option<Result<Ended, JoinError>> {
         self.running.join_next().await
+    }
+
+    /// How many dispatchers have not ended.
+    pub(super) fn left(&self) -> usize {
+        self.running.len()
     }
 
     fn carry_out(&mut self, Order { ended, begun }: Order) {
