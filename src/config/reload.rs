@@ -52,6 +52,30 @@ impl DownstreamChanges {
     }
 }
 
+impl Reload {
+    /// Has this downstream stay as it was in `before`, since it cannot be served as it is configured now. Returns false, and
+    /// changes nothing, if other plans have it restart: the plans of all downstreams are the same.
+    pub fn leave(&mut self, before: &Loaded, name: &str) -> bool {
+        let keys = self.downstreams.replaced.get(name).into_iter().flatten();
+        if keys.into_iter().any(|key| key.starts_with("plans.")) {
+            return false;
+        }
+        self.downstreams.replaced.remove(name);
+        self.downstreams.added.remove(name);
+        let settings = &mut self.loaded.settings.downstreams;
+        match before.settings.downstreams.get(name) {
+            Some(downstream) => _ = settings.insert(name.to_owned(), downstream.clone()),
+            None => _ = settings.remove(name),
+        }
+        let (table, below) = (format!("downstreams.{name}"), format!("downstreams.{name}."));
+        let is_of_it = |entry: &&Entry| entry.table == table || entry.table.starts_with(&below);
+        self.loaded.entries.retain(|entry| !is_of_it(&entry));
+        self.loaded.entries.extend(before.entries.iter().filter(is_of_it).cloned());
+        self.changed.retain(|key| !key.starts_with(&below));
+        true
+    }
+}
+
 /// What the change of one key does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect<'p> {
@@ -257,6 +281,30 @@ mod tests {
 
     fn loaded(text: &str) -> Loaded {
         load_text("paced.toml", text, Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn a_downstream_that_cannot_be_served_stays_as_it_was_until_it_can() {
+        let downstream = |name: &str, host: &str, rate: u32| {
+            format!("[downstreams.{name}]\nrate = '{rate}/s'\nhttp.base_url = 'http://{host}/'\n")
+        };
+        let plan = "[plans.pro]\nlimits = [{ rate = '1/s' }]\n";
+        let old = loaded(&[downstream("a", "one", 1), downstream("b", "one", 1)].concat());
+        let new = ["a", "b", "c", "d"].map(|name| downstream(name, "two", 2)).concat();
+        let (new, planned) = (loaded(&new), loaded(&[&*new, plan].concat()));
+        let mut reload = old.reload(&new);
+        assert!(reload.leave(&old, "a") && reload.leave(&old, "c"));
+        let names = |reload: &super::Reload| reload.downstreams.replaced.keys().cloned().collect::<String>();
+        assert_eq!((names(&reload), &reload.downstreams.added), ("b".to_owned(), &["d".to_owned()].into()));
+        assert_eq!(reload.changed, ["downstreams.b.rate"]);
+        assert_eq!(reload.loaded.settings.downstreams["a"].http.base_url.expose(), "http://one/");
+        assert!(!reload.loaded.settings.downstreams.contains_key("c"));
+        // The next reload finds what is left.
+        let next = reload.loaded.reload(&new);
+        assert_eq!((names(&next), &next.downstreams.added), ("a".to_owned(), &["c".to_owned()].into()));
+        assert_eq!(next.changed, ["downstreams.a.rate"]);
+        assert!(next.loaded.reload(&new).downstreams.is_empty());
+        assert!(!old.reload(&planned).leave(&old, "a"));
     }
 
     #[test]

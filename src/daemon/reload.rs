@@ -158,6 +158,8 @@ struct Prepared {
     reload: Reload,
     /// The dispatchers of downstreams that begin.
     made: Vec<Made>,
+    /// Why others cannot begin, which stay as they were.
+    failed: Vec<String>,
 }
 
 impl Live {
@@ -212,9 +214,10 @@ impl Live {
         let factory = Arc::clone(&self.followed.factory);
         let read = spawn_blocking(move || prepare(scope, sources, &loaded, &factory)).await;
         match read.unwrap_or_else(|error| Err(Wrong::Panic(error))) {
-            Ok(Prepared { reload, made }) => {
-                self.apply(scope, reload, made);
-                true
+            Ok(prepared) => {
+                let is_whole = prepared.failed.is_empty();
+                self.apply(scope, prepared);
+                is_whole
             }
             Err(wrong) => {
                 if self.is_news(scope, wrong.lines()) {
@@ -232,12 +235,8 @@ impl Live {
     }
 
     /// Puts a configuration in effect.
-    fn apply(
-        &mut self,
-        scope: Scope,
-        Reload { loaded, changed, downstreams, restart }: Reload,
-        made: Vec<Made>,
-    ) {
+    fn apply(&mut self, scope: Scope, Prepared { reload, made, failed }: Prepared) {
+        let Reload { loaded, changed, downstreams, restart } = reload;
         // No key of the directory does.
         for key in restart.iter().filter(|_| scope == Scope::All) {
             tracing::warn!(key, "a change of this key needs a restart: it keeps its old value until then");
@@ -275,9 +274,16 @@ impl Live {
         let ended = downstreams.ended().map(str::to_owned).collect();
         // The receiver is gone only where the daemon ends.
         let _ = self.orders.send(Order { ended, begun: made });
-        if self.is_news(scope, mistakes(&self.loaded)) || !changed.is_empty() || !downstreams.is_empty() {
+        let wrong = mistakes(&self.loaded).into_iter().chain(failed.iter().cloned()).collect();
+        if self.is_news(scope, wrong) || !changed.is_empty() || !downstreams.is_empty() {
             log(&changed, &downstreams);
             log_mistakes(&self.loaded);
+            for error in failed {
+                tracing::error!(
+                    error,
+                    "a downstream cannot be served as it is configured: it stays as it was until it can; correct it"
+                );
+            }
         }
     }
 }
@@ -294,13 +300,28 @@ fn prepare(
         Scope::Directory => loaded.load_dynamic(&sources),
     };
     let new = new.map_err(Wrong::Settings)?;
-    let reload = loaded.reload(&new);
-    let (settings, mut factory) = (&reload.loaded.settings, lock(factory));
-    let begun = settings.downstreams.iter().filter(|(name, _)| reload.downstreams.begins(name));
+    let mut reload = loaded.reload(&new);
+    let (mut made, mut wrong) = (Vec::new(), Vec::new());
+    let mut factory = lock(factory);
+    let settings = &reload.loaded.settings;
     let reply = parts::reply_rules(settings);
-    let made = begun.map(|(name, downstream)| factory.make(settings, name, downstream, &reply));
-    let made = made.collect::<Result<Vec<_>, _>>().map_err(Wrong::Part)?;
-    Ok(Prepared { reload, made })
+    for (name, downstream) in settings.downstreams.iter().filter(|(name, _)| reload.downstreams.begins(name))
+    {
+        match factory.make(settings, name, downstream, &reply) {
+            Ok(one) => made.push(one),
+            Err(error) => wrong.push((name.clone(), error)),
+        }
+    }
+    let mut failed = Vec::new();
+    for (name, error) in wrong {
+        // A file of its own changes nothing if it cannot be used; at SIGHUP nothing changes at all.
+        if scope == Scope::All || !reload.leave(loaded, &name) {
+            factory.retain(&loaded.settings);
+            return Err(Wrong::Part(error));
+        }
+        failed.push(error.to_string());
+    }
+    Ok(Prepared { reload, made, failed })
 }
 
 /// The downstream that has this key.
