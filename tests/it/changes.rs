@@ -136,6 +136,52 @@ async fn of_changes_in_quick_succession_the_last_one_counts() {
     assert_eq!(paced.stop().await, 0);
 }
 
+/// A plan restarts all of them: not all at once.
+#[tokio::test]
+async fn of_many_that_restart_a_part_does_so_at_a_time() {
+    let site = Site::shared("inturn", "rate = '1000/s'").await;
+    let (apis, gate) = ([(); 9].map(|()| Api::start()), Gate::closed());
+    let mut config = site.config();
+    for (n, api) in apis.iter().enumerate() {
+        config.push_str(&table(&format!("d{n}"), api, "rate = '1000/s'"));
+    }
+    let paced = Paced::spawn(&config).await;
+    let all: Vec<&Api> = apis.iter().chain([&site.api]).collect();
+    let publish = async |stem: &str| {
+        for n in 0..9 {
+            publish_to(&site, &format!("d{n}"), Job::many(stem, 1)).await;
+        }
+        site.publish(Job::many(stem, 1)).await;
+    };
+    for api in &all {
+        let gate = gate.clone();
+        api.rule(move |arrival| match arrival.id() {
+            "held-0" => Answer::ok().gated(&gate),
+            _ => Answer::ok(),
+        });
+    }
+    publish("held").await;
+    for api in &all {
+        api.wait_for(1, LONG).await;
+    }
+    let plan = format!("{config}[plans.pro]\nlimits = [{{ rate = '100/s' }}]\n");
+    reload(&paced, &plan, "the downstream restarts").await;
+    publish("next").await;
+    // Four of ten wait for what they send; the others serve.
+    let served = || all.iter().filter(|api| api.count() == 2).count();
+    eventually("the others serve", LONG, || served() >= 6).await;
+    assert_eq!(served(), 6);
+    gate.open();
+    for api in &all {
+        let arrivals = api.wait_for(2, LONG).await;
+        assert_eq!((arrivals.len(), ids(&arrivals).len()), (2, 2));
+    }
+    let restarted =
+        || paced.log().iter().filter(|line| line.contains("the downstream has restarted")).count();
+    eventually("all have restarted", LONG, || restarted() == 10).await;
+    assert_eq!(paced.stop().await, 0);
+}
+
 #[tokio::test]
 async fn fifty_that_come_and_go_leave_no_channel_and_no_connection() {
     let (rabbit, redis) = (rabbit().await, redis().await);
@@ -251,5 +297,63 @@ async fn a_change_of_the_directory_concerns_no_other_source() {
     site.api.wait_for(5, LONG).await;
     assert!(!paced.log().iter().any(|line| line.contains("the downstream was removed")));
     std::fs::rename(&away, &dir).unwrap();
+    assert_eq!(paced.stop().await, 0);
+}
+
+/// What a file needs may come after it, and the directory itself does not change then.
+#[tokio::test]
+async fn a_file_whose_secret_comes_later_is_read_again() {
+    let (site, folder) = (Site::shared("later", "rate = '1000/s'").await, tempfile::TempDir::new().unwrap());
+    let (config, dir) = with_directory(&site, &folder);
+    let (api, secret) = (Api::start(), folder.path().join("token"));
+    let paced = Paced::hasty(&config, 50).await;
+    let headers = format!("headers.authorization_file = '{}'\n", secret.display());
+    put(&dir, "more.toml", &format!("{}{headers}", table("more", &api, "rate = '1000/s'")));
+    paced.wait_line("files of dynamic.dir are wrong", LONG).await;
+    std::fs::write(&secret, "Bearer late").unwrap();
+    paced.wait_line("the downstream was added", LONG).await;
+    publish_to(&site, "more", Job::many("first", 5)).await;
+    api.wait_for(5, LONG).await;
+    until("it is right", LONG, async || paced.metrics().await.contains("\npaced_config_loaded 1")).await;
+    let wrong = paced.log().iter().filter(|line| line.contains("files of dynamic.dir are wrong")).count();
+    assert_eq!(wrong, 1, "it is named once");
+    assert_eq!(paced.stop().await, 0);
+}
+
+/// What is sent may take as long as a request: a removal is no stop of the process.
+#[tokio::test]
+async fn one_that_goes_finishes_requests_that_take_longer_than_a_stop_may() {
+    let site = Site::shared("patient", "rate = '1000/s'").await;
+    let api = Api::start();
+    let without = format!("{}[shutdown]\ndrain_timeout = '1ms'\n", with(&site, ""));
+    let paced = Paced::spawn(&format!("{without}{}", table("more", &api, "rate = '1000/s'"))).await;
+    let gate = Gate::closed();
+    api.rule({
+        let gate = gate.clone();
+        move |_| Answer::ok().gated(&gate)
+    });
+    publish_to(&site, "more", Job::many("job", 3)).await;
+    api.wait_for(3, LONG).await;
+    reload(&paced, &without, "the downstream was removed").await;
+    // The other one has done something meanwhile.
+    site.publish(Job::many("other", 100)).await;
+    site.api.wait_for(100, LONG).await;
+    gate.open();
+    paced.wait_line("the downstream is served no more", LONG).await;
+    assert!(!paced.log().iter().any(|line| line.contains("the drain timed out")));
+    site.depth(&format!("{}.jobs.more", site.prefix), 0, LONG).await;
+    assert_eq!(api.count(), 3);
+    assert_eq!(paced.stop().await, 0);
+}
+
+/// Jobs that are left in a queue which nobody consumes are named.
+#[tokio::test]
+async fn the_queue_that_a_downstream_has_left_is_named() {
+    let site = Site::shared("left", "rate = '1000/s'").await;
+    let paced = Paced::spawn(&site.config()).await;
+    let other = site.config().replace("rate = '1000/s'", "rate = '1000/s'\nqueue.name = 'orders'");
+    reload(&paced, &other, "the downstream has another queue").await;
+    let line = paced.wait_line("the downstream has another queue", LONG).await;
+    assert!(line.contains(&site.queue()) && line.contains("orders"), "{line}");
     assert_eq!(paced.stop().await, 0);
 }

@@ -51,3 +51,22 @@ async fn parked_jobs_are_shown_by_their_reason_and_hour_also_after_a_restart() {
     shown(&other).await;
     assert_eq!(other.paced.stop().await, 0);
 }
+
+/// Jobs that wait for their next attempt are parked while their dispatcher ends.
+#[tokio::test]
+async fn jobs_that_a_restart_of_their_downstream_parks_are_counted() {
+    let retry = "[downstreams.billing.retry]\nmax_attempts = 2\nmin_backoff = '300s'\nmax_backoff = '300s'";
+    let site = Site::shared("parkedrestart", &format!("rate = '100/s'\nhold_max = '10m'\n{retry}")).await;
+    site.api.rule(|_| Answer::status(500));
+    let replica = AdminReplica::with_token(&site).await;
+    site.publish(Job::many("job", 3)).await;
+    site.api.wait_for(3, LONG).await;
+    let file = replica.paced.config_file();
+    let config = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, config.replace("base_url =", "timeout = '20s'\nbase_url =")).unwrap();
+    replica.paced.hangup();
+    replica.paced.wait_line("the downstream has restarted", LONG).await;
+    until("they are counted", LONG, async || replica.downstream().await["parked"] == 3).await;
+    assert_eq!(site.api.count(), 3);
+    assert_eq!(replica.paced.stop().await, 0);
+}
