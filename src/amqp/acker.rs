@@ -39,6 +39,8 @@ struct State {
     tags: Tags,
     /// Whether a flush is scheduled within [`LINGER`].
     armed: bool,
+    /// Whether anything was ever settled.
+    has_settled: bool,
 }
 
 impl Acker {
@@ -70,6 +72,7 @@ impl Acker {
     pub(super) fn ack(self: &Arc<Self>, tag: u64) {
         let mut state = lock(&self.state);
         if state.tags.ack(tag) {
+            state.has_settled = true;
             self.write_soon(&mut state);
         }
     }
@@ -78,6 +81,7 @@ impl Acker {
     pub(super) fn give_back(self: &Arc<Self>, tag: u64) {
         let mut state = lock(&self.state);
         if state.tags.give_back(tag) {
+            state.has_settled = true;
             self.write_soon(&mut state);
         }
     }
@@ -88,7 +92,8 @@ impl Acker {
     /// The broker's channel passes some 32 acks and give-backs at a time to a quorum queue. The rest waits in the
     /// channel, and is lost when the channel closes. The queue itself answers a consume and a cancel: the consume
     /// when it has processed what was passed to it, the cancel when it has processed what waited until then.
-    /// Meanwhile the broker delivers one job at most, which returns to the queue when the channel closes.
+    /// Meanwhile the broker delivers one job at most, which returns to the queue when the channel closes. Where nothing was
+    /// settled, it asks nothing.
     ///
     /// Cancel safe.
     ///
@@ -96,6 +101,9 @@ impl Acker {
     /// The channel is gone, or the broker does not answer; deliveries whose settlement was not processed come again.
     pub(super) async fn flush(&self) -> Result<(), Error> {
         self.write_now();
+        if !lock(&self.state).has_settled {
+            return Ok(());
+        }
         let (what, channel) = ("flushing acks", &self.channel);
         ask(what, channel.basic_qos(1, BasicQosOptions::default())).await?;
         let queue = short(&self.queue)?;

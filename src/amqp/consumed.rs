@@ -11,7 +11,7 @@ use super::Downstream;
 use super::budget::{Account, Budget};
 use super::error::Error;
 use super::gate::Gate;
-use super::source::{Slot, flush};
+use super::source::{Slot, flush_among};
 use super::status::Attachments;
 use crate::lock::lock;
 
@@ -51,10 +51,15 @@ impl Running {
         }
         let mut flushed = true;
         {
-            let _permit = gate.enter().await;
+            let mut permit = gate.enter().await;
             for slot in &slots {
-                flushed &= flush(slot).await;
+                flushed &= flush_among(slot).await;
+                if !flushed {
+                    // A broker that does not answer must not keep others from their queues.
+                    permit = None;
+                }
             }
+            drop(permit);
         }
         let _ = unparker.await;
         flushed

@@ -117,6 +117,18 @@ impl Drop for AmqpSource {
     }
 }
 
+/// As [`flush`], while others use the connection: a queue that is silent is not asked again. If it has no leader, the broker would
+/// close the connection for it.
+pub(super) async fn flush_among(slot: &Slot) -> bool {
+    let silent: Vec<_> = lock(slot).extract_if(.., |subscription| subscription.is_silent()).collect();
+    for subscription in &silent {
+        subscription.acker.write_now();
+        close(subscription.acker.channel()).await;
+        subscription.end();
+    }
+    flush(slot).await && silent.is_empty()
+}
+
 /// Waits until the broker has processed a queue's settlements, and closes its channels; false where that failed.
 pub(super) async fn flush(slot: &Slot) -> bool {
     let subscriptions = std::mem::take(&mut *lock(slot));

@@ -39,6 +39,8 @@ pub(super) struct Subscription {
     /// The gate of its connection.
     gate: Arc<Gate>,
     over: AtomicBool,
+    /// Whether its queue has not answered the end of the consumer.
+    silent: AtomicBool,
     /// The generation rises from one subscription to the next.
     generation: u64,
 }
@@ -49,12 +51,22 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 impl Subscription {
     pub(super) fn new(acker: Arc<Acker>, gate: Arc<Gate>) -> Self {
         let generation = GENERATION.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { acker, gate, over: AtomicBool::new(false), generation }
+        let (over, silent) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { acker, gate, over, silent, generation }
     }
 
     /// Marks its deliveries as lost: they are delivered again elsewhere.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::SeqCst);
+    }
+
+    /// Notes that its queue has not answered in time when it was to deliver nothing more.
+    pub(super) fn note_silence(&self) {
+        self.silent.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::SeqCst)
     }
 
     pub(super) fn is_live(&self) -> bool {

@@ -99,7 +99,10 @@ impl<'a> Pump<'a> {
             match adjusted {
                 Ok(()) => {}
                 // A slow broker may still accept the acks of the drain.
-                Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => return End::Closed,
+                Err(Error::TimedOut { .. }) if self.subscriber.closing.is_cancelled() => {
+                    self.feed.subscription.note_silence();
+                    return End::Closed;
+                }
                 Err(error) => return End::Lost(error.to_string()),
             }
         }
@@ -248,7 +251,8 @@ impl<'a> Pump<'a> {
     async fn close(mut self) -> End {
         match self.drain("consuming no more").await {
             // A slow broker may still accept the acks of the drain, so the channel stays open until the shutdown.
-            Ok(()) | Err(Error::TimedOut { .. }) => {}
+            Ok(()) => {}
+            Err(Error::TimedOut { .. }) => self.feed.subscription.note_silence(),
             // The channel is closed, and all that is unacked is delivered again.
             Err(_) => self.feed.subscription.end(),
         }
