@@ -115,6 +115,7 @@ impl Depths {
         seen.depths.remove(downstream);
         seen.outdated.remove(downstream);
         seen.declared.remove(downstream);
+        seen.missing_waits.forget(downstream);
     }
 
     /// Makes the next sweep read the wait queues of a downstream, which were declared just now.

@@ -249,8 +249,9 @@ impl Amqp {
     ///
     /// Not cancel safe: without an end its channels stay open. Another downstream of this name may be added before the end.
     pub async fn remove(&self, name: &str) -> bool {
-        let Some(Consumed { index, running, .. }) = self.consumers.take(name) else { return true };
+        // Before another one of its name may be added.
         self.depths.leave(name);
+        let Some(Consumed { index, running, .. }) = self.consumers.take(name) else { return true };
         let flushed = match running {
             Some(running) => running.end(&self.links.first().gate).await,
             None => true,

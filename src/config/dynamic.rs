@@ -7,7 +7,7 @@ use std::{fmt, fs, io};
 
 use figment::value::Value;
 
-use super::document::{join, quote};
+use super::document::{Document, join, quote};
 use super::error::{ConfigError, ConfigErrors, Place, system_text};
 use super::key::keys;
 use super::reader::{IN_QUOTES, Reader, Table};

@@ -109,10 +109,12 @@ impl Clients {
     ) -> Result<Option<OAuth2Client>, HttpError> {
         let Some(settings) = &http.oauth2 else { return Ok(None) };
         let is_same = |known: &&Known| known.settings.is_same_client(settings) && known.proxy == http.proxy;
+        let setting = format!("downstreams.{downstream}.http.oauth2.tls");
         if let Some(known) = self.known.iter().find(is_same) {
+            // Its files stay watched for as long as one of them has the client.
+            settings.tls.as_ref().map(|options| handles.http(setting, options)).transpose()?;
             return Ok(Some(known.client.clone()));
         }
-        let setting = format!("downstreams.{downstream}.http.oauth2.tls");
         let tls = settings.tls.as_ref().map(|options| handles.http(setting, options)).transpose()?;
         let client = OAuth2Client::new(options(settings, http.proxy.as_ref(), tls))?;
         let (settings, proxy) = (settings.clone(), http.proxy.clone());

@@ -180,7 +180,7 @@ impl Dispatcher {
     /// Sets how long a send takes at most, with its settlement: one that is in flight has this long to end where the dispatcher
     /// ends alone ([`Dispatcher::run_among`]), even if the drain time-out is shorter.
     #[must_use]
-    pub const fn with_send_timeout(self, send_timeout: Duration) -> Self {
+    pub fn with_send_timeout(self, send_timeout: Duration) -> Self {
         Self { send_timeout, ..self }
     }
 

@@ -43,6 +43,12 @@ impl MissingWaits {
         self.declared.insert(downstream.to_owned(), at);
     }
 
+    /// Forgets a downstream that is not served any more.
+    pub(super) fn forget(&mut self, downstream: &str) {
+        self.missing.remove(downstream);
+        self.declared.remove(downstream);
+    }
+
     /// Whether they are taken to be missing.
     pub(super) fn has(&self, downstream: &str, now: Instant) -> bool {
         self.missing.get(downstream).is_some_and(|at| now < *at + COUNTS_FOR)

@@ -1,5 +1,7 @@
 //! A stop: jobs that wait are given back, and sends in progress may end.
 
+use tokio_util::sync::CancellationToken;
+
 use super::*;
 
 #[tokio::test(start_paused = true)]
