@@ -154,6 +154,11 @@ pub async fn publish_all(url: &str, exchange: &str, jobs: Vec<(String, Job)>) {
 ///
 /// The connection is kept for the next call, since tests poll.
 pub async fn depth(url: &str, queue: &str) -> Option<u32> {
+    counts(url, queue).await.map(|(messages, _)| messages)
+}
+
+/// The ready messages of a queue and its consumers, if it is there.
+pub async fn counts(url: &str, queue: &str) -> Option<(u32, u32)> {
     let (url, queue) = (url.to_owned(), queue.to_owned());
     apart(async move {
         let looker = LOOKERS.lock().unwrap().entry(url.clone()).or_default().clone();
@@ -172,7 +177,7 @@ pub async fn depth(url: &str, queue: &str) -> Option<u32> {
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         // A queue that is missing costs the channel.
         let found = channel.queue_declare(queue.as_str().into(), passive, FieldTable::default()).await;
-        found.ok().map(|queue| queue.message_count())
+        found.ok().map(|queue| (queue.message_count(), queue.consumer_count()))
     })
     .await
 }

@@ -1,7 +1,5 @@
 //! The tables of TLS, and proxies.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use paced::time::wall_now;
 
 use super::*;
@@ -156,9 +154,10 @@ fn another_path_restarts_the_downstream() {
     let text = ALL.replace("tls = { ca_file = 'ca.pem' }", "tls = { ca_file = 'other.pem' }");
     let after = scene.file("paced.toml", &text.replace("hunter2", "hunter3")).right();
     let reload = before.reload(&after);
-    assert_eq!((reload.changed, reload.restart), (Vec::new(), Vec::<String>::new()));
-    let keys = ["downstreams.a.http.proxy", "downstreams.a.tls.ca_file"].map(str::to_owned);
-    assert_eq!(reload.downstreams.replaced, BTreeMap::from([("a".to_owned(), BTreeSet::from(keys))]));
+    assert_eq!(reload.changed, [""; 0]);
+    assert_eq!(reload.restart, [""; 0]);
+    let keys: Vec<&String> = reload.downstreams.replaced["a"].iter().collect();
+    assert_eq!(keys, ["downstreams.a.http.proxy", "downstreams.a.tls.ca_file"]);
 }
 
 /// The date in this many days from now: year, month and day, and as it is written.
