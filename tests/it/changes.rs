@@ -193,7 +193,7 @@ async fn fifty_that_come_and_go_leave_no_channel_and_no_connection() {
     let paced = Paced::spawn(&site.config()).await;
     // Two queues of each downstream are consumed; a check of queues has a channel for a moment.
     let consumed = async |downstreams: usize| {
-        // The helper that looks at queues keeps a channel without a consumer.
+        // The helper that checks queues keeps a channel without a consumer.
         until("the consumers", LONG, async || {
             let (idle, consuming): (Vec<usize>, Vec<usize>) =
                 channels(rabbit, "fifty").await.into_iter().partition(|consumers| *consumers == 0);

@@ -200,7 +200,7 @@ fn a_wrong_file_counts_as_before_and_the_others_as_they_are() {
     assert!(load_usable(scene.sources.clone(), Some(&old)).is_err());
 }
 
-/// A file that is as it was is not wrong because of one that comes, whatever their names are.
+/// A new file never makes an unchanged one wrong, in each order of their names.
 #[test]
 fn a_change_takes_no_name_and_no_queue_of_a_file_that_is_as_it_was() {
     let queue = |name: &str, queue: &str| format!("{}queue.name = '{queue}'\n", downstream(name));
