@@ -11,6 +11,7 @@ use axum::extract::{Extension, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use paced::amqp::{self, DeadLetters, Error, Filter, Letter, Replay, Scan, Tally};
+use paced::api::Millis;
 use paced::api::letters::{self, Bounds, Change, Chosen, Purged, Replayed, Request, StoppedBy};
 use paced::dispatch::Precision;
 use paced::job::Value;
@@ -59,7 +60,10 @@ pub(crate) struct Letters {
 /// What is done with the letters.
 enum Work {
     List,
-    Show,
+    /// One letter with its body: of those that match the first that died at this instant, if it is known.
+    Show {
+        dead_at: Option<Millis>,
+    },
     Replay(Replay),
     Purge,
 }
@@ -111,7 +115,7 @@ impl Letters {
                 letters.close().await;
                 // Those that were done before an error are.
                 done.map_err(|error| match work {
-                    Work::List | Work::Show => refusal(&error),
+                    Work::List | Work::Show { .. } => refusal(&error),
                     Work::Replay(_) | Work::Purge => refusal(&error).or_made(),
                 })
             })
@@ -135,7 +139,7 @@ impl Work {
     /// Only a replay and a letter that is shown need bodies, which are read however long they are.
     async fn open(&self, options: &amqp::Options, downstream: &str) -> Result<DeadLetters, Error> {
         match self {
-            Self::Show | Self::Replay(_) => DeadLetters::open(options, downstream).await,
+            Self::Show { .. } | Self::Replay(_) => DeadLetters::open(options, downstream).await,
             Self::List | Self::Purge => DeadLetters::open_heads(options, Some(downstream)).await,
         }
     }
@@ -144,10 +148,7 @@ impl Work {
         let none = |tally: Tally| Done { stopped_by: stopped_by(&tally, scan), tally, ..Done::default() };
         match self {
             Self::List => list_some(letters, scan).await,
-            Self::Show => {
-                let (mut shown, tally) = letters.list_as(scan, whole::view, |_| ()).await?;
-                Ok(Done { whole: shown.pop(), ..none(tally) })
-            }
+            Self::Show { dead_at } => whole::find(letters, scan, *dead_at).await,
             Self::Replay(replay) => letters.replay(scan, replay, |_| ()).await.map(none),
             Self::Purge => letters.purge(scan, |_| ()).await.map(none),
         }
@@ -235,7 +236,6 @@ fn chosen(query: &str) -> Result<Scan, Refusal> {
 
 /// A letter as the API shows it, with the length of its body.
 fn view(letter: Letter, bytes: u64) -> letters::Letter {
-    let number = |text: Option<String>| text.and_then(|text| text.parse().ok());
     let header = |name: &str| {
         let (_, value) = letter.message.headers.iter().find(|(known, _)| known == name)?;
         let Value::Text(text) = value else { return None };
@@ -246,13 +246,18 @@ fn view(letter: Letter, bytes: u64) -> letters::Letter {
         id: letter.message.message_id,
         reason: letter.reason,
         detail: letter.detail,
-        status: number(letter.status),
-        attempts: number(letter.attempts),
+        status: number(letter.status.as_deref()),
+        attempts: number(letter.attempts.as_deref()),
         request: Request { key: letter.routing_key, method, path },
-        dead_at: number(letter.dead_at),
+        dead_at: number(letter.dead_at.as_deref()),
         response: letter.response,
         bytes,
     }
+}
+
+/// The number in a header of a letter.
+fn number(text: Option<&str>) -> Option<i64> {
+    text.and_then(|text| text.parse().ok())
 }
 
 /// `POST /api/v1/downstreams/NAME/dead/replay`

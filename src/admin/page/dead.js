@@ -93,19 +93,20 @@ export class DeadDialog {
     const kind = byId("dead-kind").value;
     const chosen = this.#letters.filter((letter) => !kind || kindOf(letter) === kind);
     syncRows(byId("letters"), chosen, {
-      key: (letter) => `${letter.id} ${letter.dead_at}`,
+      key: (letter) => JSON.stringify([letter.id, letter.dead_at, letter.key]),
       make: (letter) => this.#makeLetter(letter),
       update: drawLetter,
     });
     setShown(byId("dead-more"), this.#letters.length >= this.#wanted && this.#total > this.#letters.length);
   }
 
-  #makeLetter({ id }) {
+  #makeLetter(listed) {
+    const { id } = listed;
     const row = stamp("letter-template");
     // Only a letter whose job has an id can be named.
     setShown(row.request, id != null);
     row.requestSummary.setAttribute("aria-label", `${row.requestSummary.textContent} ${id}`);
-    row.request.addEventListener("toggle", () => this.#showBody(row, id));
+    row.request.addEventListener("toggle", () => this.#showBody(row, listed));
     for (const change of ["replay", "purge"]) {
       const button = row[change];
       // A job that was published without an id can only be named by its cause.
@@ -117,11 +118,16 @@ export class DeadDialog {
   }
 
   /** Reads the body of a letter when it is opened: that is not in the list, and needs the role `admin`. */
-  async #showBody({ request, about, body }, id) {
+  async #showBody({ request, about, body }, listed) {
     if (!request.open || !body.hidden) return;
     setText(about, "Asking the broker…");
     try {
-      const letter = await this.#client.request("GET", pathOf(this.#name, `dead/letter?id=${encodeURIComponent(id)}`));
+      const letter = await this.#client.request("GET", pathOf(this.#name, `dead/letter?${nameOf(listed)}`));
+      // Another job may have the same id: its body is not this letter's.
+      if (letter.dead_at !== listed.dead_at || letter.key !== listed.key) {
+        setText(about, "Another dead letter has the same id, so this one is not shown here; see `paced dead show`.");
+        return;
+      }
       setText(about, aboutBody(letter));
       setText(body, letter.body);
       setShown(body, letter.body !== "");
@@ -143,6 +149,12 @@ export class DeadDialog {
     const isThere = this.#dialog.contains(focused) && !focused.closest("[hidden]");
     if (!isThere) this.#dialog.querySelector("[data-close]").focus();
   }
+}
+
+/** A letter as a query of the API: what is not known of it is left out. */
+function nameOf({ id, dead_at: at, key }) {
+  const known = Object.entries({ id, dead_at: at, key }).filter(([, value]) => value != null);
+  return new URLSearchParams(known).toString();
 }
 
 /** The cause of a letter as a filter of the API, in JSON: what is not known of it is left out. */

@@ -38,7 +38,9 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     let length = answer["body"].as_str().unwrap().len();
     assert_eq!(Some(length as u64), answer["bytes"].as_u64(), "{answer}");
     assert_eq!(answer["response"], "<b>no</b>\n\u{1b}[2J", "{answer}");
-    for (query, status) in [("?id=none", 404), ("", 400), ("?id=a&limit=2", 400)] {
+    for (query, status) in
+        [("?id=none", 404), ("?id=bad-1&dead_at=1", 404), ("", 400), ("?id=a&limit=2", 400)]
+    {
         let path = format!("/dead/letter{query}");
         assert_eq!(replica.send(Method::GET, &path, &[], "").await.0, status, "{query}");
     }
@@ -85,6 +87,33 @@ async fn dead_letters_are_listed_replayed_and_purged() {
     let result = json!("1 of 7 done, 6 passed over, 0 failed");
     assert_eq!((&lines[0]["change"], &lines[0]["after"]), (&json!("dead purge"), &result), "{lines:?}");
     assert_eq!((&lines[1]["change"], &lines[1]["reason"]), (&json!("dead replay"), &json!("it is back")));
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+/// Ids repeat where each tenant counts its jobs by itself: the body is that of the letter which is named with its key and time.
+#[tokio::test]
+async fn letters_of_one_id_are_told_apart() {
+    let site = Site::shared("apisameid", "rate = '100/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    let letter = |millis: i64, body: &str| {
+        let dead_at = millis.to_string();
+        Job::new("1").header("paced-reason", "status").header("paced-dead-at", &dead_at).body(body)
+    };
+    let letters = vec![letter(1_600_000_000_000, "older"), letter(1_600_000_000_001, "newer")];
+    publish::publish_to(&site.amqp, "", &site.dead_queue(), letters).await;
+    site.depth(&site.dead_queue(), 2, LONG).await;
+    for (query, status, body) in [
+        ("id=1", 200, json!("older")),
+        ("id=1&dead_at=1600000000000", 200, json!("older")),
+        ("id=1&dead_at=1600000000001", 200, json!("newer")),
+        ("id=1&dead_at=1600000000002", 404, Value::Null),
+        ("id=1&key=other", 404, Value::Null),
+    ] {
+        let path = format!("/dead/letter?{query}");
+        let (found, answer) = replica.send(Method::GET, &path, &[], "").await;
+        assert_eq!((found, &answer["body"]), (status, &body), "{query} {answer}");
+    }
+    assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(2));
     assert_eq!(replica.paced.stop().await, 0);
 }
 

@@ -1,11 +1,13 @@
 //! One dead letter with its body, for clients with the role `admin`.
 
+use std::num::ParseIntError;
 use std::sync::Arc;
 
 use axum::extract::{Extension, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use paced::amqp::{Filter, Letter, Scan};
+use paced::amqp::{DeadLetters, Error, Filter, Letter, Scan};
+use paced::api::Millis;
 use paced::api::letters::Whole;
 use paced::text::{cut, excerpt};
 
@@ -25,19 +27,18 @@ pub(in crate::admin::api) async fn show(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
     api.operations.known(&name)?;
-    let id = named(query.as_deref().unwrap_or_default())?;
-    let filter = Filter { id: Some(id.clone()), ..Filter::default() };
-    let scan = Scan { filter, limit: Some(1), ..Scan::default() };
+    let Named { id, key, dead_at } = named(query.as_deref().unwrap_or_default())?;
+    let scan = Scan { filter: Filter { id: Some(id.clone()), key, ..Filter::default() }, ..Scan::default() };
     // If the client gives the request up, the letters go back at once.
     let _ends_work = scan.stop.clone().drop_guard();
-    let Done { whole, tally, .. } = api.letters.work(&name, scan, Work::Show).await?;
+    let Done { whole, tally, .. } = api.letters.work(&name, scan, Work::Show { dead_at }).await?;
     let Some(whole) = whole else {
         return Err(match tally.stopped {
             true => {
                 let text = "the time was over before all letters were examined; see `paced dead show`";
                 Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
             }
-            false => Refusal::new(StatusCode::NOT_FOUND, "no dead letter has this id"),
+            false => Refusal::new(StatusCode::NOT_FOUND, "there is no such dead letter"),
         });
     };
     // A body may be anybody's secret.
@@ -46,13 +47,47 @@ pub(in crate::admin::api) async fn show(
     Ok(answer(&whole))
 }
 
-/// The id that a query names, as `id=invoice-4711`.
-fn named(query: &str) -> Result<String, Refusal> {
-    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
-    match (pairs.next(), pairs.next()) {
-        (Some((name, id)), None) if name == "id" && !id.is_empty() => Ok(id.into_owned()),
-        _ => Err(Refusal::wrong("write ?id=ID with the id of the letter's job")),
+/// The letter that a query names. Ids may repeat: those of copies do, and those of producers that count.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Named {
+    id: String,
+    key: Option<String>,
+    dead_at: Option<Millis>,
+}
+
+/// The letter that a query names, as `id=invoice-4711&key=billing.acme&dead_at=1764000000000`.
+fn named(query: &str) -> Result<Named, Refusal> {
+    let mut named = Named::default();
+    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+        match &*name {
+            "id" if named.id.is_empty() => named.id = value.into_owned(),
+            "key" if named.key.is_none() => named.key = Some(value.into_owned()),
+            "dead_at" if named.dead_at.is_none() => {
+                let problem = |_: ParseIntError| {
+                    Refusal::wrong(format!("dead_at: `{value}` is no instant; write one as a list has it"))
+                };
+                named.dead_at = Some(value.parse().map_err(problem)?);
+            }
+            _ => return Err(Refusal::wrong("there are id, key and dead_at, each once")),
+        }
     }
+    if named.id.is_empty() {
+        return Err(Refusal::wrong("write ?id=ID with the id of the letter's job"));
+    }
+    Ok(named)
+}
+
+/// The first of the letters that match and died at `dead_at`, if that is known.
+pub(super) async fn find(letters: &DeadLetters, scan: &Scan, dead_at: Option<Millis>) -> Result<Done, Error> {
+    let mut whole = None;
+    let keep = |letter: Letter, bytes| {
+        if whole.is_none() && dead_at.is_none_or(|at| super::number(letter.dead_at.as_deref()) == Some(at)) {
+            whole = Some(view(letter, bytes));
+            scan.stop.cancel();
+        }
+    };
+    let (_, tally) = letters.list_as(scan, keep, |_| ()).await?;
+    Ok(Done { whole, tally, ..Done::default() })
 }
 
 /// A letter as the API shows it, with its body, which has this length.
@@ -117,8 +152,11 @@ mod tests {
 
     #[test]
     fn a_query_names_one_letter() {
-        assert_eq!(named("id=a%2Fb"), Ok("a/b".to_owned()));
-        for query in ["", "id=", "id=a&id=b", "key=a"] {
+        let one = |id: &str| Named { id: id.to_owned(), ..Named::default() };
+        assert_eq!(named("id=a%2Fb"), Ok(one("a/b")));
+        let all = Named { key: Some(String::new()), dead_at: Some(-7), ..one("a") };
+        assert_eq!(named("dead_at=-7&key=&id=a"), Ok(all));
+        for query in ["", "id=", "id=a&id=b", "key=a", "id=a&key=b&key=c", "id=a&dead_at=", "id=a&limit=2"] {
             assert_eq!(named(query).unwrap_err().status(), 400, "{query}");
         }
     }
