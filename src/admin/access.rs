@@ -27,6 +27,8 @@ pub(crate) struct Access {
     /// The tokens, which may be replaced while the daemon runs.
     tokens: RwLock<Arc<Tokens>>,
     can_change: Arc<AtomicBool>,
+    /// Whether the role `admin` allows to read the bodies of dead letters.
+    shows_bodies: AtomicBool,
     failed_logins: FailedLogins,
     hosts: Vec<String>,
     /// The name that the server listens on.
@@ -103,6 +105,7 @@ impl Access {
         let access = Self {
             tokens: RwLock::default(),
             can_change: Arc::default(),
+            shows_bodies: AtomicBool::new(admin.show_bodies),
             failed_logins: FailedLogins::default(),
             hosts: admin.allow_hosts.clone(),
             own: own.map(|(host, _)| host.to_ascii_lowercase()),
@@ -120,6 +123,20 @@ impl Access {
     /// Whether changes are on, now and later: there is a token for them.
     pub(crate) fn can_change(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.can_change)
+    }
+
+    /// Shows the bodies of dead letters from the next request on, or not any more.
+    pub(crate) fn show_bodies(&self, shown: bool) {
+        self.shows_bodies.store(shown, Ordering::Relaxed);
+    }
+
+    /// Checks whether the bodies of dead letters are shown at all.
+    pub(crate) fn has_bodies(&self) -> Result<(), Refusal> {
+        if self.shows_bodies.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let text = "bodies of dead letters are not shown; set admin.show_bodies, and send the daemon SIGHUP, or use `paced dead show`";
+        Err(Refusal::new(StatusCode::FORBIDDEN, text))
     }
 
     fn tokens(&self) -> Arc<Tokens> {

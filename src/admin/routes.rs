@@ -56,6 +56,8 @@ pub(super) enum Rule {
     Events,
     /// Requests with this role are allowed; they have no body, and take a permit for a change.
     Hold(Role),
+    /// As [`Rule::Hold`] with the role `admin`, if the daemon shows the bodies of dead letters.
+    Bodies,
     /// Requests with this role are allowed; they have a body in JSON, and take a permit for a change.
     Change(Role),
 }
@@ -66,6 +68,7 @@ impl Rule {
         match self {
             Self::Probe | Self::Page => None,
             Self::Readiness | Self::Read | Self::Metrics | Self::Events => Some(Role::Read),
+            Self::Bodies => Some(Role::Admin),
             Self::Hold(role) | Self::Change(role) => Some(role),
         }
     }
@@ -203,7 +206,7 @@ async fn guard(
 
 fn log_refusal(rule: Rule, peer: &Peer, request: &Request, refusal: &Refusal) {
     // What is checked after the token is refused to a client that has one.
-    let has_token = matches!(rule, Rule::Hold(_) | Rule::Change(_))
+    let has_token = matches!(rule, Rule::Hold(_) | Rule::Bodies | Rule::Change(_))
         && matches!(refusal.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE | StatusCode::SERVICE_UNAVAILABLE);
     let log = if has_token { &REFUSED_CHANGES } else { &REFUSALS };
     log.line(refusal.status().canonical_reason().unwrap_or("other"), || {
@@ -231,9 +234,12 @@ fn admit(access: &Access, rule: Rule, peer: &Peer, request: &mut Request) -> Res
         Rule::Readiness | Rule::Read => RequestClass::Read,
         Rule::Metrics => RequestClass::Metrics,
         Rule::Events => RequestClass::Events,
-        Rule::Hold(_) | Rule::Change(_) => RequestClass::Change,
+        Rule::Hold(_) | Rule::Bodies | Rule::Change(_) => RequestClass::Change,
     };
     let holder = rule.role().map(may).transpose()?.unwrap_or_default();
+    if rule == Rule::Bodies {
+        access.has_bodies()?;
+    }
     if matches!(rule, Rule::Change(_)) {
         has_json(headers)?;
     }

@@ -107,6 +107,8 @@ impl Scene {
             read_token: read_token.then(|| Secret::hidden("look")),
             tokens: tokens.collect(),
             allow_hosts: vec!["paced.internal".to_owned()],
+            // Bodies are shown in some configurations, and not in others.
+            show_bodies: read_token,
             ..Admin::default()
         });
         let all = all_routes(Unready, || "# EOF\n".to_owned(), in_memory());
@@ -150,6 +152,7 @@ fn role(rule: Rule) -> Option<Role> {
     match rule {
         Rule::Probe | Rule::Readiness | Rule::Page => None,
         Rule::Read | Rule::Metrics | Rule::Events => Some(Role::Read),
+        Rule::Bodies => Some(Role::Admin),
         Rule::Hold(role) | Rule::Change(role) => Some(role),
     }
 }
@@ -168,6 +171,7 @@ fn expected(rule: Rule, configured: Configured, asked: Asked<'_>) -> Option<u16>
         (_, Some(Role::Read)) if !guards_reads => None,
         (_, Some(Role::Operate | Role::Admin)) if !configured.token && !configured.named => Some(403),
         (_, needed) if sent < needed => Some(401),
+        (Rule::Bodies, _) if !configured.read_token => Some(403),
         (Rule::Change(_), _) if !asked.is_json => Some(415),
         _ => None,
     }
@@ -184,10 +188,8 @@ async fn each_route_has_a_rule_that_is_strict_enough() {
             Rule::Page => pages.push(path),
             Rule::Change(_) => assert_ne!(method, Method::GET, "{path}"),
             // Letters that are listed are held, and a body may be anybody's secret.
-            Rule::Hold(Role::Operate) => assert_eq!(path, "/api/v1/downstreams/{name}/dead"),
-            Rule::Hold(role) => {
-                assert_eq!((role, path), (Role::Admin, "/api/v1/downstreams/{name}/dead/letter"));
-            }
+            Rule::Hold(role) => assert_eq!((role, path), (Role::Operate, "/api/v1/downstreams/{name}/dead")),
+            Rule::Bodies => assert_eq!(path, "/api/v1/downstreams/{name}/dead/letter"),
             Rule::Read | Rule::Metrics | Rule::Events => assert_eq!(method, Method::GET, "{path}"),
         }
         assert!(method == Method::GET || matches!(rule, Rule::Change(_)), "{path}");

@@ -253,6 +253,7 @@ fn merged(old: &Settings, new: &Settings) -> Settings {
     settings.admin.token.clone_from(&new.admin.token);
     settings.admin.read_token.clone_from(&new.admin.read_token);
     settings.admin.tokens.clone_from(&new.admin.tokens);
+    settings.admin.show_bodies = new.admin.show_bodies;
     settings
 }
 

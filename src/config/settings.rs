@@ -100,6 +100,8 @@ pub struct Admin {
     /// The allowed values of `Host` besides `localhost` and addresses: `HOST` (with any port) or `HOST:PORT`, in lower
     /// case.
     pub allow_hosts: Vec<String>,
+    /// Whether clients with the role `admin` may read the bodies of dead letters.
+    pub show_bodies: bool,
     /// `[admin.tls]`; without it the server speaks no TLS.
     pub tls: Option<AdminTls>,
 }

@@ -56,8 +56,9 @@ impl TokenFiles {
         Arc::new(Self { access, known })
     }
 
-    /// Replaces the tokens by those of this configuration, and has their files read at the next refresh.
+    /// Replaces the tokens and what they allow by those of this configuration, and has their files read at the next refresh.
     pub(super) fn reload(&self, admin: &Admin) {
+        self.access.show_bodies(admin.show_bodies);
         let Tokens { all, guards_reads } = Tokens::from(admin);
         let mut known = lock(&self.known);
         let old = std::mem::take(&mut known.tokens);

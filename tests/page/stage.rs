@@ -162,7 +162,8 @@ impl Stage {
     fn config(&self, name: &str, listen: &str) -> Result<String, String> {
         let prefix = prefix(name);
         let store = if prefix == "fleet" { self.redis.url() } else { "memory:".to_owned() };
-        let (change, look) = (format!("token = '{TOKEN}'\n"), format!("read_token = '{READ_TOKEN}'\n"));
+        let (change, look) =
+            (format!("token = '{TOKEN}'\nshow_bodies = true\n"), format!("read_token = '{READ_TOKEN}'\n"));
         let tokens = match name {
             "a" | "b" | "many" => change,
             "guarded" => change + &look,

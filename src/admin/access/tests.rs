@@ -257,3 +257,15 @@ fn a_token_with_a_name_allows_what_its_role_says() {
     assert!(access.may(Role::Read, &HeaderMap::new(), client).is_ok());
     assert_eq!(access.may(Role::Admin, &HeaderMap::new(), client).unwrap_err().status(), 403, "nobody may");
 }
+
+#[test]
+fn bodies_are_shown_if_the_configuration_says_so() {
+    let access = Access::new(&Admin::default());
+    for shown in [false, true, false] {
+        access.show_bodies(shown);
+        let status = access.has_bodies().map_err(|refusal| refusal.status());
+        assert_eq!(status, if shown { Ok(()) } else { Err(StatusCode::FORBIDDEN) });
+    }
+    let admin = Admin { show_bodies: true, ..Admin::default() };
+    assert!(Access::new(&Admin::default()).has_bodies().is_err() && Access::new(&admin).has_bodies().is_ok());
+}

@@ -110,7 +110,7 @@ pub(crate) fn api(api: Api) -> Vec<Route> {
         order(&RESET, api),
         order(&CANCEL, api),
         Route::to(&LETTERS, Rule::Hold(Role::Operate), (dead::list, api)),
-        Route::to(&LETTER, Rule::Hold(Role::Admin), (dead::show, api)),
+        Route::to(&LETTER, Rule::Bodies, (dead::show, api)),
         Route::to(&REPLAY_LETTERS, Rule::Change(Role::Operate), (dead::replay, api)),
         Route::to(&PURGE_LETTERS, Rule::Change(Role::Admin), (dead::purge, api)),
         Route::to(&RATES, Rule::Read, (rates, api)),

@@ -80,6 +80,9 @@ keys! {
     /// always allowed. /livez and a plain /readyz answer to any name.
     ALLOW_HOSTS = "allow_hosts".default("[]").example("[\"paced.internal\"]")
         .matches(r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?$");
+    /// true: the API and the page show the bodies of dead letters to clients with the role admin, who need no login to
+    /// the broker for it. The log names who reads one. Bodies may have the data of your customers.
+    SHOW_BODIES = "show_bodies".default("false").reload();
 }
 
 keys! {
@@ -140,10 +143,11 @@ pub(in crate::config) fn admin<'v>(reader: &mut Reader<'v>, root: &Table<'v>) ->
         token
     });
     let allow_hosts = reader.texts(&table, &ALLOW_HOSTS, value::allowed_host).unwrap_or_default();
+    let show_bodies = reader.boolean(&table, &SHOW_BODIES).unwrap_or_default();
     // They come last, since they are tables of their own.
     let tls = server_tls(reader, &table);
     let tokens = named_tokens(reader, &table);
-    Admin { listen, token, read_token, tokens, allow_hosts, tls }
+    Admin { listen, token, read_token, tokens, allow_hosts, show_bodies, tls }
 }
 
 fn named_tokens<'v>(reader: &mut Reader<'v>, admin: &Table<'v>) -> Vec<NamedToken> {

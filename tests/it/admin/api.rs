@@ -17,7 +17,8 @@ pub(crate) struct AdminReplica {
 }
 
 impl AdminReplica {
-    async fn start(site: &Site, admin: &str) -> Self {
+    /// Starts a replica with this in the table `[admin]`.
+    pub(super) async fn start(site: &Site, admin: &str) -> Self {
         Self::with_config(&format!("{}{ADMIN}{admin}", site.config())).await
     }
 

@@ -2,9 +2,14 @@
 
 use serde_json::json;
 
-use super::api::AdminReplica;
+use super::api::{AdminReplica, TOKEN};
 use super::*;
 use crate::support::publish;
+
+/// A replica that shows bodies.
+async fn with_bodies(site: &Site) -> AdminReplica {
+    AdminReplica::start(site, &format!("token = '{TOKEN}'\nshow_bodies = true\n")).await
+}
 
 #[tokio::test]
 async fn dead_letters_are_listed_replayed_and_purged() {
@@ -16,7 +21,7 @@ async fn dead_letters_are_listed_replayed_and_purged() {
             Answer::status(410)
         }
     });
-    let replica = AdminReplica::with_token(&site).await;
+    let replica = with_bodies(&site).await;
     site.publish(Job::many("bad", 4)).await;
     site.publish(Job::many("gone", 3)).await;
     site.depth(&site.dead_queue(), 7, LONG).await;
@@ -94,7 +99,7 @@ async fn dead_letters_are_listed_replayed_and_purged() {
 #[tokio::test]
 async fn letters_of_one_id_are_told_apart() {
     let site = Site::shared("apisameid", "rate = '100/s'").await;
-    let replica = AdminReplica::with_token(&site).await;
+    let replica = with_bodies(&site).await;
     let letter = |millis: i64, body: &str| {
         let dead_at = millis.to_string();
         Job::new("1").header("paced-reason", "status").header("paced-dead-at", &dead_at).body(body)
@@ -131,6 +136,9 @@ async fn what_was_not_shown_stays() {
     site.depth(&site.dead_queue(), 4, LONG).await;
     let (status, shown) = replica.send(Method::GET, "/dead", &[], "").await;
     assert_eq!((status, &shown["total"], &shown["stopped_by"]), (200, &json!(4), &Value::Null), "{shown}");
+    // Bodies are not shown unless the configuration says so.
+    let (status, answer) = replica.send(Method::GET, "/dead/letter?id=old-0", &[], "").await;
+    assert!(status == 403 && answer["error"].as_str().unwrap().contains("admin.show_bodies"), "{answer}");
     let (first, until) = (shown["total"].clone(), shown["listed_at"].as_i64().unwrap());
 
     // Somebody else takes two; three come, of which one has no time, as those that the broker dead-letters.
