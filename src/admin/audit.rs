@@ -1,4 +1,4 @@
-//! The audit log: what becomes of each change, as lines of the daemon's log.
+//! The audit log: what becomes of each change, and who reads bodies, as lines of the daemon's log.
 //!
 //! | line | meaning |
 //! |---|---|
@@ -6,6 +6,7 @@
 //! | `admin: changed` | it was made |
 //! | `admin: not changed` | it was not made |
 //! | `admin: unknown whether changed` | the store gave no answer, or the change broke off |
+//! | `admin: reading a body` | somebody asks for the body of a dead letter; it is written before the broker is asked |
 //!
 //! All lines of one change have the same `order`, a number in this process. A process that is killed in the middle of a
 //! change leaves the first of them alone, which then means the same as the last one.
@@ -19,6 +20,16 @@ use paced::text::cut;
 use super::reply::Refusal;
 use super::routes::{Client, MAX_SHOWN};
 use crate::telemetry;
+
+/// Notes that somebody reads the body of a dead letter, `chosen` by this. The line is written, as far as it can be, when
+/// this returns, so before the broker is asked: a body may be anybody's secret.
+///
+/// Cancel safe: then the body must not be read.
+pub(super) async fn reads_body(client: &Client, downstream: &str, chosen: &str) {
+    let (remote, Author { by, certificate, claimed }) = (client.remote, &client.author);
+    tracing::info!(%remote, by, certificate, claimed, downstream, chosen, "admin: reading a body");
+    telemetry::flush().await;
+}
 
 /// The longest text of an error in a line, in characters.
 const MAX_ERROR: usize = 1000;

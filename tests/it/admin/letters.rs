@@ -118,6 +118,15 @@ async fn letters_of_one_id_are_told_apart() {
         let (found, answer) = replica.send(Method::GET, &path, &[], "").await;
         assert_eq!((found, &answer["body"]), (status, &body), "{query} {answer}");
     }
+    // Each of these is in the log, also if nothing was found, with who asked.
+    let as_kim = [("paced-as", "kim")];
+    let (status, _) = replica.send(Method::GET, "/dead/letter?id=none", &as_kim, "").await;
+    assert_eq!(status, 404);
+    let lines = replica.audit("admin: reading a body", 6).await;
+    assert_eq!(lines[2]["chosen"], "id `1`, died 2020-09-13T12:26:40Z", "{lines:?}");
+    let last = &lines[5];
+    assert_eq!((&last["chosen"], &last["claimed"]), (&json!("id `none`"), &json!("kim")), "{last}");
+    assert_eq!((&last["by"], &last["certificate"]), (&json!("127.0.0.1"), &json!("")), "{last}");
     assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(2));
     assert_eq!(replica.paced.stop().await, 0);
 }

@@ -8,13 +8,15 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use paced::amqp::{DeadLetters, Error, Filter, Letter, Scan};
 use paced::api::Millis;
-use paced::api::letters::Whole;
-use paced::text::{cut, excerpt};
+use paced::api::letters::{Bounds, Chosen, Whole};
+use paced::text::excerpt;
 
-use super::{Done, MAX_SHOWN, Work};
+use super::{Done, Work};
 use crate::admin::api::Api;
+use crate::admin::audit;
 use crate::admin::reply::{Refusal, answer};
 use crate::admin::routes::Client;
+use crate::status::words;
 
 /// The most bytes of a body that are shown.
 const MAX_BODY: usize = 64 << 10;
@@ -28,7 +30,11 @@ pub(in crate::admin::api) async fn show(
 ) -> Result<Response, Refusal> {
     api.operations.known(&name)?;
     let Named { id, key, dead_at } = named(query.as_deref().unwrap_or_default())?;
-    let scan = Scan { filter: Filter { id: Some(id.clone()), key, ..Filter::default() }, ..Scan::default() };
+    let chosen = Chosen { id: Some(id.clone()), key: key.clone(), ..Chosen::default() };
+    let died = dead_at.map(|at| format!(", died {}", words::instant(at))).unwrap_or_default();
+    let chosen = super::which(&chosen, Bounds::default()) + &died;
+    audit::reads_body(&client, &name, &chosen).await;
+    let scan = Scan { filter: Filter { id: Some(id), key, ..Filter::default() }, ..Scan::default() };
     // If the client gives the request up, the letters go back at once.
     let _ends_work = scan.stop.clone().drop_guard();
     let Done { whole, tally, .. } = api.letters.work(&name, scan, Work::Show { dead_at }).await?;
@@ -41,9 +47,6 @@ pub(in crate::admin::api) async fn show(
             false => Refusal::new(StatusCode::NOT_FOUND, "there is no such dead letter"),
         });
     };
-    // A body may be anybody's secret.
-    let (remote, by, id) = (client.remote, &client.author.by, cut(&id, MAX_SHOWN));
-    tracing::info!(%remote, by, downstream = name, id, "admin: the body of a dead letter was read");
     Ok(answer(&whole))
 }
 
