@@ -167,7 +167,7 @@ impl Known {
         let is_fresh = |at: Instant| self.store_error.is_none() || at.elapsed() <= COUNT_AGE;
         let parked = self.parked.get(&name).filter(|counted| is_fresh(counted.at));
         downstream.queues.parked = parked.map(|counted| counted.jobs);
-        downstream.queues.parked_by = parked.map(Counted::by_reason).unwrap_or_default();
+        downstream.queues.parked_by = parked.map(|counted| counted.by_reason(at)).unwrap_or_default();
         let lasts = |pause: &Pause| pause.until.is_none_or(|until| until > at);
         // Nobody may have looked since, so that the record was not read: others may have ordered something else.
         let ordered = self.ordered.get(&name).filter(|(given, _)| given.elapsed() <= MAX_RECORD_AGE);

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 /// The milliseconds in an hour.
 const HOUR: Millis = 3_600_000;
 
-/// For how many hours after theirs groups count: while no replica runs, jobs come home late.
+/// For how many hours after theirs groups are kept: the clock of a replica may be ahead, and must not remove those that
+/// others still show.
 const LATE_HOURS: i64 = 24;
 
 /// The parked jobs of a downstream, as the store has counted them.
@@ -30,10 +31,12 @@ impl Counted {
         Self { at: Instant::now(), jobs, groups }
     }
 
-    /// The jobs by the reason for which they wait.
-    pub(super) fn by_reason(&self) -> Vec<ParkedBy> {
+    /// The jobs by the reason for which they wait, without those whose hour is over `at` this time: these have come home,
+    /// or of a late one it is not known when it comes.
+    pub(super) fn by_reason(&self, at: Millis) -> Vec<ParkedBy> {
         let by = |reason: ParkReason| {
-            let mut groups = self.groups.iter().filter(|group| group.kind == reason.kind());
+            let is_ahead = |group: &&ParkedGroup| group.kind == reason.kind() && end(group.hour) > at;
+            let mut groups = self.groups.iter().filter(is_ahead);
             let first = groups.next()?;
             let (jobs, last) =
                 groups.fold((first.jobs, first), |(jobs, _), group| (jobs.saturating_add(group.jobs), group));
@@ -54,7 +57,7 @@ const fn end(hour: i64) -> Millis {
     hour.saturating_add(1).saturating_mul(HOUR)
 }
 
-/// The first hour that counts.
+/// The first hour whose groups are kept.
 pub(super) fn first_hour(now: Micros) -> i64 {
     (now.0 / 1000 / HOUR - LATE_HOURS).max(0)
 }
@@ -82,12 +85,19 @@ mod tests {
             first_jobs,
             last: last * HOUR,
         };
-        assert_eq!(counted.by_reason(), [by("not-before", 5, (9, 2), 31), by("limit", 13, (8, 13), 8)]);
-        assert!(Counted::new(20, Vec::new()).by_reason().is_empty());
+        assert_eq!(counted.by_reason(0), [by("not-before", 5, (9, 2), 31), by("limit", 13, (8, 13), 8)]);
+        // A group of a past hour, of which a job may be left over, hides none that is to come.
+        let later = [by("not-before", 3, (31, 3), 31)];
+        for (at, shown) in [(9 * HOUR - 1, 5), (9 * HOUR, 3), (31 * HOUR - 1, 3)] {
+            assert_eq!(counted.by_reason(at)[0].jobs, shown, "{at}");
+        }
+        assert_eq!(counted.by_reason(9 * HOUR), later);
+        assert!(counted.by_reason(31 * HOUR).is_empty());
+        assert!(Counted::new(20, Vec::new()).by_reason(0).is_empty());
     }
 
     #[test]
-    fn an_hour_counts_for_a_day_after_its_end() {
+    fn groups_are_kept_for_a_day_after_their_hour() {
         assert_eq!(first_hour(Micros(100 * HOUR * 1000)), 76);
         assert_eq!(first_hour(Micros(0)), 0);
     }

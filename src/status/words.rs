@@ -68,7 +68,7 @@ fn idle(downstream: &Downstream, now: Millis) -> String {
     let queues = &downstream.queues;
     let Some(parked) = queues.parked.filter(|parked| *parked > 0) else { return "nothing to do".to_owned() };
     let limited = queues.parked_for_limits.map(|jobs| format!(", {jobs} of these for a limit or a pause"));
-    let first = queues.parked_by.iter().map(|by| by.first).min().filter(|first| *first > now);
+    let first = queues.parked_by.iter().map(|by| by.first).filter(|first| *first > now).min();
     let first = first.map(|first| format!("; the first are due before {}", instant(first)));
     let (limited, first) = (limited.unwrap_or_default(), first.unwrap_or_default());
     format!("no job may be released yet: {parked} parked in the broker{limited}{first}")
@@ -176,6 +176,11 @@ mod tests {
             (downstream.queues.parked, downstream.queues.parked_by) = (Some(3), vec![by(NOW)]);
         });
         assert_eq!(due, parked, "they are on their way");
+        let left_over = words_of("idle", None, |downstream| {
+            downstream.queues.parked = Some(3);
+            downstream.queues.parked_by = vec![by(NOW - 1), by(NOW + 3_600_000)];
+        });
+        assert_eq!(left_over, later, "one that is over hides none that is to come");
         let pause = |downstream: &mut Downstream| {
             let (by, reason) = (Some("127.0.0.1:1".to_owned()), Some("maintenance".to_owned()));
             downstream.terms.pause = Some(Pause { by, reason, ..Pause::default() });
