@@ -1,6 +1,7 @@
 // Whether the page is live, and right.
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 
 import { card, isDrawn, showsText } from "./browser.js";
 import { ask, browser, replicas, scene, stage, until } from "./scene.js";
@@ -110,6 +111,26 @@ scene("attempts that failed have a line of their own on the chart", async () => 
   assert.equal(await line("exports"), "", "none of its attempts failed");
   const { failed, released } = (await ask(a.url, "history")).body.downstreams["crm-sync"];
   assert.ok(failed.length === released.length && failed.reduce((sum, jobs) => sum + jobs, 0) >= 7, `${failed}`);
+});
+
+scene("replicas that leave and return are no wave of failures", async () => {
+  const script = readFileSync(new URL("../../src/admin/page/history.js", import.meta.url), "utf8");
+  const { History } = await import(`data:text/javascript,${encodeURIComponent(script)}`);
+  const history = new History();
+  const state = (now, failed, ids) =>
+    ({ now, downstreams: new Map([["billing", { failed, released: 0, rate: 0, replicas: ids.map((id) => ({ id })) }]]) });
+  const states = [
+    state(0, 9000, ["a", "b"]),
+    state(5000, 9020, ["b", "a"]),
+    // The others are not known while the store is away.
+    state(10_000, 40, ["a"]),
+    state(15_000, 9100, ["a", "b"]),
+    state(20_000, 9110, ["a", "b"]),
+    // One is replaced by another.
+    state(25_000, 9990, ["a", "c"]),
+  ];
+  states.forEach((each, at) => history.count(each, states[at - 1]));
+  assert.deepEqual(history.of("billing", null).failures, [4, 0, 0, 2, 0]);
 });
 
 /** The text of an element, with single spaces. */

@@ -106,11 +106,20 @@ export function averaged(released, limit, seconds) {
  */
 function releasedSince(downstream, former, elapsed) {
   const { released, rate, replicas } = downstream;
-  const isAlone = former?.replicas.length === 1 && replicas.length === 1 && replicas[0].id === former.replicas[0].id;
+  const isAlone = replicas.length === 1 && areSame(replicas, former?.replicas);
   return isAlone ? released - former.released : ((rate ?? 0) * elapsed) / 1000;
 }
 
-/** How many attempts have failed since. A sum over replicas falls when one of them ends. */
-function failedSince({ failed = 0 }, former) {
-  return Math.max(0, failed - (former?.failed ?? (former ? 0 : failed)));
+/**
+ * How many attempts have failed since. Replicas count from their start, and are not in the sum while the store is away or they are
+ * slow: with one that comes or goes, the difference says nothing. The next load of the daemon's history has what is missing then.
+ */
+function failedSince({ failed = 0, replicas }, former) {
+  return areSame(replicas, former?.replicas) ? Math.max(0, failed - (former.failed ?? 0)) : 0;
+}
+
+/** Whether these are the replicas that there were. */
+function areSame(replicas, former = []) {
+  const ids = new Set(former.map(({ id }) => id));
+  return replicas.length === ids.size && replicas.every(({ id }) => ids.has(id));
 }
