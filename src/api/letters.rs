@@ -51,7 +51,7 @@ pub struct Request {
     /// The method: `paced-method`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// The path: `paced-path`.
+    /// The path: `paced-path`. In a list it is without its query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
 }

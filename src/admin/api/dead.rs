@@ -159,7 +159,7 @@ impl Work {
 async fn list_some(letters: &DeadLetters, scan: &Scan) -> Result<Done, Error> {
     let mut room = Some(MAX_LIST);
     let keep = |letter: Letter, bytes| {
-        let view = view(letter, bytes);
+        let view = listed(letter, bytes);
         room = room.and_then(|room| room.checked_sub(text_bytes(&view)));
         if room.is_none() {
             scan.stop.cancel();
@@ -232,6 +232,16 @@ fn chosen(query: &str) -> Result<Scan, Refusal> {
         }
     }
     Ok(Scan { filter, limit: Some(limit.clamp(1, MOST_LISTED)), ..Scan::default() })
+}
+
+/// A letter as a list shows it: its path without the query, which may have a secret or somebody's data.
+fn listed(letter: Letter, bytes: u64) -> letters::Letter {
+    let mut view = view(letter, bytes);
+    if let Some(path) = &mut view.request.path {
+        let end = path.find('?').unwrap_or(path.len());
+        path.truncate(end);
+    }
+    view
 }
 
 /// A letter as the API shows it, with the length of its body.

@@ -102,7 +102,8 @@ async fn letters_of_one_id_are_told_apart() {
     let replica = with_bodies(&site).await;
     let letter = |millis: i64, body: &str| {
         let dead_at = millis.to_string();
-        Job::new("1").header("paced-reason", "status").header("paced-dead-at", &dead_at).body(body)
+        let job = Job::new("1").header("paced-reason", "status").header("paced-dead-at", &dead_at).body(body);
+        job.header("paced-path", "customers/7?token=s3cret")
     };
     let letters = vec![letter(1_600_000_000_000, "older"), letter(1_600_000_000_001, "newer")];
     publish::publish_to(&site.amqp, "", &site.dead_queue(), letters).await;
@@ -118,13 +119,19 @@ async fn letters_of_one_id_are_told_apart() {
         let (found, answer) = replica.send(Method::GET, &path, &[], "").await;
         assert_eq!((found, &answer["body"]), (status, &body), "{query} {answer}");
     }
+    // Only the answer with the body has the query of the path.
+    let path = |answer: &Value| answer["path"].as_str().unwrap_or_default().to_owned();
+    let (_, list) = replica.send(Method::GET, "/dead", &[], "").await;
+    assert!(list["letters"].as_array().unwrap().iter().all(|letter| path(letter) == "customers/7"), "{list}");
+    let (_, whole) = replica.send(Method::GET, "/dead/letter?id=1", &[], "").await;
+    assert_eq!(path(&whole), "customers/7?token=s3cret", "{whole}");
     // Each of these is in the log, also if nothing was found, with who asked.
     let as_kim = [("paced-as", "kim")];
     let (status, _) = replica.send(Method::GET, "/dead/letter?id=none", &as_kim, "").await;
     assert_eq!(status, 404);
-    let lines = replica.audit("admin: reading a body", 6).await;
+    let lines = replica.audit("admin: reading a body", 7).await;
     assert_eq!(lines[2]["chosen"], "id `1`, died 2020-09-13T12:26:40Z", "{lines:?}");
-    let last = &lines[5];
+    let last = &lines[6];
     assert_eq!((&last["chosen"], &last["claimed"]), (&json!("id `none`"), &json!("kim")), "{last}");
     assert_eq!((&last["by"], &last["certificate"]), (&json!("127.0.0.1"), &json!("")), "{last}");
     assert_eq!(publish::depth(&site.amqp, &site.dead_queue()).await, Some(2));
