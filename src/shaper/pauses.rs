@@ -1,12 +1,17 @@
 //! Pauses of a downstream that a program asks for.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Shaper;
 use crate::store::{Change, LONGEST_PAUSE, Stamp, StoreError};
+use crate::terms::Replica;
+
+/// The note on a pause, which says who paused: this process.
+static NOTE: LazyLock<String> =
+    LazyLock::new(|| serde_json::json!({ "by": Replica::of_this_process().to_string() }).to_string());
 
 impl Shaper {
     /// Pauses the downstream for `span` from now, for every worker on it, the daemon included. It is meant for a
@@ -28,16 +33,19 @@ impl Shaper {
     }
 
     /// Pauses the downstream for all processes that work on it, as `paced pause` does: for `span` from now, or until
-    /// somebody resumes. It replaces an earlier pause of an operator or a program, also by an earlier end. Slots in the
-    /// pause are missed, as [`Shaper::penalize`] says.
+    /// somebody resumes. It replaces an earlier pause of an operator or a program with its reason, also by an earlier end.
+    /// Slots in the pause are missed, as [`Shaper::penalize`] says.
+    ///
+    /// The host and the id of this process are shown as who paused. Neither the audit log of a daemon nor the history of
+    /// changes has the pause.
     ///
     /// Cancel safe: the pause is made, or not.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for a span of zero, or of more than 366 days. Any other error when the store did not do
+    /// [`StoreError::Invalid`] for a span below 1 µs, or of more than 366 days. Any other error when the store did not do
     /// it; the call may then be repeated.
     pub async fn pause(&self, span: Option<Duration>) -> Result<(), StoreError> {
-        self.update(Change::Pause { span, note: "" }).await
+        self.update(Change::Pause { span, note: &NOTE }).await
     }
 
     /// Ends every pause of the downstream for all processes that work on it, as `paced resume` does: that of an operator

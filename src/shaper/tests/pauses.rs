@@ -78,8 +78,12 @@ async fn a_pause_of_a_program_holds_all_until_one_resumes_or_it_ends() {
     let bench = Bench::new();
     let (one, other) = (builder("10/s", &bench).build().unwrap(), builder("10/s", &bench).build().unwrap());
     one.acquire("any").await.unwrap();
+    bench.update_record("billing", Change::Pause { span: None, note: "an operator's" }).await.unwrap();
     other.pause(None).await.unwrap();
     settle().await;
+    let record = bench.read_record("billing").await.unwrap();
+    let by = crate::terms::Replica::of_this_process().to_string();
+    assert_eq!(record.note, Some(serde_json::json!({ "by": by }).to_string()), "who paused last is known");
     let error = one.acquire("any").await.unwrap_err();
     assert!(matches!(error, ReserveError::Paused { retry_after: None }), "{error}");
     other.resume().await.unwrap();
@@ -93,8 +97,10 @@ async fn a_pause_of_a_program_holds_all_until_one_resumes_or_it_ends() {
     one.acquire("any").await.unwrap();
     let held = start.elapsed();
     assert!((TWO..2 * TWO).contains(&held), "the later pause counts: {held:?}");
-    let error = one.pause(Some(Duration::ZERO)).await.unwrap_err();
-    assert!(matches!(error, StoreError::Invalid(_)), "{error}");
+    for short in [Duration::ZERO, Duration::from_nanos(999)] {
+        let error = one.pause(Some(short)).await.unwrap_err();
+        assert!(matches!(error, StoreError::Invalid(_)), "{error}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
