@@ -1,17 +1,20 @@
 //! `paced cancel`: jobs that are not sent, wherever they wait.
 
+use std::time::Duration;
+
 use paced::api::CANCEL;
 use paced::api::order::{Cancel, Span};
 use paced::dispatch::Question;
 use paced::store::{MAX_TOMBSTONE_BATCH, MAX_TOMBSTONES};
 use tokio::io::AsyncBufReadExt as _;
+use tokio::time::timeout;
 
 use super::ask::Daemon;
 use super::exit::Exit;
 use super::{Global, Output, input, out};
 
-/// Up to how many ids the replica is asked whether it has their jobs: it answers 20 a second.
-const MOST_SOUGHT: usize = 20;
+/// How long the replica may take to say whether it has the job. The job may be sent meanwhile, and is to be stopped.
+const SEARCH: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -35,8 +38,11 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     let Args { downstream, ids, span, undo, reason } = args;
     let daemon = Daemon::of(global)?;
     let ids = all(ids).await?;
-    let is_asked = global.output == Output::Human && !undo && ids.len() <= MOST_SOUGHT;
-    let held = if is_asked { held(&daemon, &downstream, &ids).await } else { None };
+    let is_held = match ids.as_slice() {
+        [id] if global.output == Output::Human && !undo => is_held(&daemon, &downstream, id).await,
+        // A search takes 50 ms at least: of many ids the last ones would be cancelled late.
+        _ => None,
+    };
     let mut changed = 0;
     for some in ids.chunks(MAX_TOMBSTONE_BATCH) {
         let order = Cancel { ids: some.to_vec(), span: span.clone(), undo, reason: reason.clone() };
@@ -56,7 +62,7 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     }
     match (global.output, undo) {
         (Output::Json, _) => Ok(()),
-        (Output::Human, false) => out::line(format_args!("{downstream}: {}", cancelled(ids.len(), held))),
+        (Output::Human, false) => out::line(format_args!("{downstream}: {}", cancelled(ids.len(), is_held))),
         (Output::Human, true) => out::line(format_args!(
             "{downstream}: {changed} of {} job(s) were cancelled, and are not any more",
             ids.len()
@@ -64,31 +70,22 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     }
 }
 
-/// How many of these ids the replica that answers has jobs of, or has parked jobs of; `None` where it does not say so.
-async fn held(daemon: &Daemon, downstream: &str, ids: &[String]) -> Option<usize> {
-    let mut held = 0;
-    for id in ids {
-        // It may be of an earlier version, and what looks may need another token. The cancellation needs neither.
-        let found = daemon.try_find(downstream, &Question::Id(id.clone()), false).await.ok()?;
-        held += usize::from(!found.jobs.is_empty() || found.parked.is_some());
-    }
-    Some(held)
+/// Whether the replica that answers has the job of this id, or has parked it; `None` where it does not say so in time.
+async fn is_held(daemon: &Daemon, downstream: &str, id: &str) -> Option<bool> {
+    // It may be of an earlier version, and what looks may need another token. The cancellation needs neither.
+    let question = Question::Id(id.to_owned());
+    let found = timeout(SEARCH, daemon.try_find(downstream, &question, false)).await.ok()?.ok()?;
+    Some(!found.jobs.is_empty() || found.parked.is_some())
 }
 
-/// How many ids are cancelled, and of how many of them the replica that answers had jobs.
-fn cancelled(ids: usize, held: Option<usize>) -> String {
-    match held {
+/// How many ids are cancelled; of a single one whether the replica that answers had its job.
+fn cancelled(ids: usize, is_held: Option<bool>) -> String {
+    match is_held {
         None => format!("{ids} id(s) are cancelled, and remembered whether or not such jobs wait now"),
-        Some(0) => format!(
+        Some(false) => format!(
             "{ids} id(s) are cancelled, and only remembered: this replica has no such job, but the queue or others may"
         ),
-        Some(held) if held < ids => {
-            format!(
-                "{ids} id(s) are cancelled: {held} of jobs of this replica, {} only remembered",
-                ids - held
-            )
-        }
-        Some(_) => format!("{ids} id(s) are cancelled, all of jobs of this replica"),
+        Some(true) => format!("{ids} id(s) are cancelled, of a job of this replica"),
     }
 }
 
@@ -132,9 +129,7 @@ mod tests {
     fn what_is_only_remembered_is_said() {
         let unknown = "3 id(s) are cancelled, and remembered whether or not such jobs wait now";
         assert_eq!(cancelled(3, None), unknown);
-        assert!(cancelled(3, Some(0)).starts_with("3 id(s) are cancelled, and only remembered"));
-        let some = "3 id(s) are cancelled: 2 of jobs of this replica, 1 only remembered";
-        assert_eq!(cancelled(3, Some(2)), some);
-        assert_eq!(cancelled(1, Some(1)), "1 id(s) are cancelled, all of jobs of this replica");
+        assert!(cancelled(1, Some(false)).starts_with("1 id(s) are cancelled, and only remembered"));
+        assert_eq!(cancelled(1, Some(true)), "1 id(s) are cancelled, of a job of this replica");
     }
 }
