@@ -331,7 +331,7 @@ impl AmqpTicket {
                     if trouble.note(()) {
                         let line =
                             || warn!(%downstream, %address, %error, "cannot publish a {what}; trying again");
-                        self.settlement.log.line("trying-on", line);
+                        self.settlement.log.line("trying-again", line);
                     }
                     tokio::time::sleep(backoff.next()).await;
                 }
