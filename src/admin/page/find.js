@@ -14,7 +14,7 @@ export class FindDialog {
   #name = null;
   /** The id that the answer is about. */
   #id = null;
-  /** What is known of it, in lines. */
+  /** What is known of it, in lines, without what the search of dead letters has found. */
   #lines = [];
 
   constructor(client, changeDialog) {

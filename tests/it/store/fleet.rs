@@ -234,6 +234,14 @@ async fn groups_of_parked_jobs_that_paced_did_not_write_do_not_count() {
     let change = [ParkedGroup { hour: 7, kind: 1, jobs: 2 }];
     let groups = store.parked_groups("billing", ParkedGroups { changes: &change, ..read }).await.unwrap();
     assert_eq!(groups, change);
+    // A later version may keep more numbers of each group: how many, and then four of each of two groups.
+    let later = [4.0_f64, 7.0, 2.0, 5.0, 3.0, 8.0, 2.0, 7.0, 3.0].map(f64::to_le_bytes).concat();
+    redis.command(&["SET", &key, std::str::from_utf8(&later).unwrap()]).await.unwrap();
+    let changes = [ParkedGroup { hour: 8, kind: 2, jobs: -1 }];
+    let groups = store.parked_groups("billing", ParkedGroups { changes: &changes, ..read }).await.unwrap();
+    let group = |hour, jobs| ParkedGroup { hour, kind: 2, jobs };
+    assert_eq!(groups, [group(7, 5), group(8, 6)]);
+    assert_eq!(store.parked_groups("billing", read).await.unwrap(), groups);
     let longest = 400 * 86_400_000;
     assert!((longest - 600_000..=longest).contains(&ttl(redis, &key).await));
 }

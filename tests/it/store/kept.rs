@@ -12,7 +12,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use paced::RedisStore;
 use paced::limit::{Costs, Limit, LimitSet};
-use paced::store::{Change, CoolDownCall, Reserve, Scope, Store as _, TombstoneCall};
+use paced::store::{
+    Change, CoolDownCall, ParkedGroup, ParkedGroups, Reserve, Scope, Store as _, TombstoneCall,
+};
 use paced::terms::{Override, Replica, Terms};
 use paced::time::{ManualClock, Micros};
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,8 @@ use crate::support::servers::Redis;
 const FOLDER: &str = "tests/vectors/records";
 const PREFIX: &str = "kept";
 const NOW: Micros = Micros(1_760_000_000_000_000);
+/// The hour of that.
+const HOUR: i64 = NOW.0 / 3_600_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -57,6 +61,8 @@ struct Read {
     cools_down: bool,
     cancelled: Vec<String>,
     parked: i64,
+    /// The hour, the kind and the jobs of each group.
+    parked_groups: Vec<(i64, u8, i64)>,
     summaries: Vec<String>,
     served: Vec<String>,
     /// The next slots of each limit, after the pauses, in µs.
@@ -120,6 +126,9 @@ async fn scene(store: &RedisStore) {
     let ids: Vec<Arc<str>> = ["invoice-1", "invoice-2"].map(Arc::from).into();
     store.tombstones("billing", TombstoneCall::Cancel { ids: &ids, span: 30 * DAY }).await.unwrap();
     store.note_parked("billing", 17).await.unwrap();
+    let group = |hour, kind, jobs| ParkedGroup { hour: HOUR + hour, kind, jobs };
+    let changes = [group(1, 3, 12), group(40, 0, 5)];
+    store.parked_groups("billing", ParkedGroups { first_hour: HOUR, changes: &changes }).await.unwrap();
     store.leave_summary("3f2a91bc", r#"{"v":1}"#, 10 * MINUTE).await.unwrap();
     let served = paced::store::Served { prefix: "paced", names: &["billing"], ..Default::default() };
     store.served(served).await.unwrap();
@@ -130,6 +139,8 @@ async fn read(store: &RedisStore, clock: &ManualClock) -> Read {
     let record = store.read_record("billing").await.unwrap();
     let page = store.tombstones("billing", TombstoneCall::Read { after: 0 }).await.unwrap().page;
     let parked = store.note_parked("billing", 0).await.unwrap();
+    let groups = ParkedGroups { first_hour: HOUR, changes: &[] };
+    let groups = store.parked_groups("billing", groups).await.unwrap();
     let summaries = store.summaries().await.unwrap();
     // Those that nobody has served since are reported.
     clock.set(NOW.plus(10 * MINUTE));
@@ -144,6 +155,7 @@ async fn read(store: &RedisStore, clock: &ManualClock) -> Read {
         cools_down: record.cool_down.is_some(),
         cancelled: page.iter().map(|kept| kept.id.to_string()).collect(),
         parked,
+        parked_groups: groups.into_iter().map(|group| (group.hour, group.kind, group.jobs)).collect(),
         summaries,
         served: served.into_iter().map(|unserved| unserved.name).collect(),
         slots: BTreeMap::new(),
@@ -236,9 +248,13 @@ async fn records_of_each_version_are_gone_on_with() {
     assert!(!files.is_empty());
     for file in files {
         let kept: Kept = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-        let Read { cancelled, slots, summaries, served, .. } = &kept.read;
+        let Read { cancelled, slots, summaries, served, parked_groups, .. } = &kept.read;
         // The scene left something of each kind.
-        assert!(cancelled.len() == 2 && summaries.len() == 1 && served.len() == 1, "{}", file.display());
+        assert!(
+            cancelled.len() == 2 && parked_groups.len() == 2 && summaries.len() == 1 && served.len() == 1,
+            "{}",
+            file.display()
+        );
         assert!(slots.values().all(|slots| !slots.is_empty()), "{slots:?}");
         assert_eq!(read_of(kept.keys, Micros(kept.at)).await, kept.read, "{}", file.display());
     }

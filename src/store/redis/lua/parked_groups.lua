@@ -1,13 +1,15 @@
 -- Counts the parked jobs of a downstream by the hour until which they wait and their kind. src/store/parked.rs has the
 -- same rules.
 --
--- KEYS  1 the groups: doubles, three for each: its hour, its kind, its jobs
+-- KEYS  1 doubles: how many numbers each group has; the groups, each with its hour, its kind, its jobs. A later version may add
+--         numbers to each group behind these.
 -- ARGV  1 doubles: the first hour that counts; the most groups; how many changes there are; three for each change
 --       2 how long the groups are kept after a change, in ms
--- Answer the groups, as the key has them
+-- Answer the groups: doubles, three for each
 
 local from, most, count = number(), number(), number()
 
+local WIDTH = 3
 local groups, known = {}, {} -- in the order in which they came; by hour and kind
 local function add(hour, kind, jobs)
   local name = int(hour) .. ':' .. int(kind)
@@ -21,10 +23,13 @@ local function add(hour, kind, jobs)
 end
 
 local packed = redis.call('GET', KEYS[1]) or ''
-for first = 1, #packed - 23, 24 do
-  local hour, kind, jobs = unpack_at('<ddd', packed, first)
-  if jobs >= 1 and jobs <= NEVER and hour <= NEVER and kind >= 0 and kind <= 255 then -- or it was not written by paced
-    add(floor(hour), floor(kind), floor(jobs))
+local width = #packed >= 8 and unpack_at('<d', packed) or 0
+if width >= WIDTH and width <= 64 and width == floor(width) then -- or it was not written by paced
+  for first = 9, #packed - 8 * width + 1, 8 * width do
+    local hour, kind, jobs = unpack_at('<ddd', packed, first)
+    if jobs >= 1 and jobs <= NEVER and hour <= NEVER and kind >= 0 and kind <= 255 then
+      add(floor(hour), floor(kind), floor(jobs))
+    end
   end
 end
 for _ = 1, count do
@@ -42,6 +47,6 @@ for _, group in ipairs(groups) do
 end
 local left = pack_all(values, #values)
 if count > 0 then
-  redis.call('SET', KEYS[1], left, 'PX', ARGV[2])
+  redis.call('SET', KEYS[1], pack('<d', WIDTH) .. left, 'PX', ARGV[2])
 end
 return left
