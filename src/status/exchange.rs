@@ -335,11 +335,10 @@ impl Exchange {
             change.jobs = 0;
             let call = ParkedGroups { first_hour: first_hour(wall_now()), changes: &change.groups };
             let groups = within_timeout(store, store.parked_groups(&name, call)).await;
-            if groups.is_ok() {
-                change.groups.clear();
-            }
-            let counted = Counted::new(jobs, groups.unwrap_or_default());
-            lock(&self.shared.known).parked.insert(name.clone(), counted);
+            let groups = groups.inspect(|_| change.groups.clear());
+            let mut known = lock(&self.shared.known);
+            let counted = Counted::after(known.parked.remove(&name), jobs, groups.ok());
+            known.parked.insert(name.clone(), counted);
         }
         if change.is_empty() {
             return;

@@ -31,6 +31,12 @@ impl Counted {
         Self { at: Instant::now(), jobs, groups }
     }
 
+    /// The answer of the store after `former`, whose groups stay if only the number is known.
+    pub(super) fn after(former: Option<Self>, jobs: i64, groups: Option<Vec<ParkedGroup>>) -> Self {
+        let groups = groups.or(former.map(|former| former.groups)).unwrap_or_default();
+        Self::new(jobs, groups)
+    }
+
     /// The jobs by the reason for which they wait, without those whose hour is over `at` this time: these have come home,
     /// or of a late one it is not known when it comes.
     pub(super) fn by_reason(&self, at: Millis) -> Vec<ParkedBy> {
@@ -94,6 +100,17 @@ mod tests {
         assert_eq!(counted.by_reason(9 * HOUR), later);
         assert!(counted.by_reason(31 * HOUR).is_empty());
         assert!(Counted::new(20, Vec::new()).by_reason(0).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_fails_hides_no_groups() {
+        let groups = vec![ParkedGroup { hour: 7, kind: ParkReason::Limit.kind(), jobs: 13 }];
+        let first = Counted::after(None, 20, Some(groups));
+        let jobs = |counted: &Counted| counted.by_reason(0).first().map(|by| by.jobs);
+        let second = Counted::after(Some(first), 21, None);
+        assert_eq!((second.jobs, jobs(&second)), (21, Some(13)));
+        assert_eq!(jobs(&Counted::after(Some(second), 22, Some(Vec::new()))), None);
+        assert_eq!(jobs(&Counted::after(None, 5, None)), None);
     }
 
     #[test]
