@@ -2,6 +2,8 @@
 
 CARGO ?= cargo
 FEATURES = redis amqp http tls config dispatch demo
+# The features that docs.rs shows.
+SHOWN = $(shell sed -n '/^\[package.metadata.docs.rs\]/,/^$$/s/^features = \[\(.*\)\]/\1/p' Cargo.toml | tr -d '" ')
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/postinst 2>/dev/null || ls .ci/run tests/support/*.sh deploy/*.sh)
 PACKAGES = target/packages
 
@@ -106,6 +108,7 @@ lint-code:
 lint-docs:
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features --lib
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --lib
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --lib --features $(SHOWN)
 
 # What other people depend on, the library with nothing or with its defaults (which are `headers`); and each other feature that
 # they may choose alone. `failpoints` is for tests, which take all features.
