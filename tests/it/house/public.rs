@@ -52,7 +52,7 @@ impl<'s> Public<'s> {
                 Item::Mod(inner) if is_shown(&inner.vis, &inner.attrs) => {
                     let name = inner.ident.to_string();
                     let inside = [shown, std::slice::from_ref(&name)].concat();
-                    self.lines.insert(format!("mod {}", inside.join("::")));
+                    self.lines.insert(format!("mod {}{}", inside.join("::"), conditions(&inner.attrs)));
                     self.module(&[names, std::slice::from_ref(&name)].concat(), &inside);
                 }
                 Item::Use(item) if is_shown(&item.vis, &item.attrs) => self.passed_on(module, item, shown),
@@ -61,7 +61,8 @@ impl<'s> Public<'s> {
                         && is_shown(visibility, attributes)
                     {
                         let name = [name.to_string()];
-                        self.defined(&[names, name.as_slice()].concat(), &[shown, name.as_slice()].concat());
+                        let (path, shown) = ([names, &name].concat(), [shown, &name].concat());
+                        self.defined(&path, &shown, "");
                     }
                 }
             }
@@ -70,34 +71,38 @@ impl<'s> Public<'s> {
 
     /// Adds what a `pub use` passes on.
     fn passed_on(&mut self, module: &Module, item: &ItemUse, shown: &[String]) {
-        let mut leaves = Vec::new();
+        let (mut leaves, condition) = (Vec::new(), conditions(&item.attrs));
         collect(&item.tree, &mut Vec::new(), &mut leaves);
         for (path, name) in leaves {
             let target = module.absolute(&path, |names| self.structure.0.contains_key(names));
             match (target, name) {
                 (Some(target), Some(name)) => {
-                    self.defined(&target, &[shown, std::slice::from_ref(&name)].concat());
+                    self.defined(&target, &[shown, std::slice::from_ref(&name)].concat(), &condition);
                 }
                 (Some(target), None) => self.module(&target, shown),
                 (None, name) => {
                     let name = name.unwrap_or_else(|| "*".to_owned());
                     let here = [shown, std::slice::from_ref(&name)].concat();
-                    self.lines.insert(format!("use {} = {}", here.join("::"), path.join("::")));
+                    let line = format!("use {} = {}{condition}", here.join("::"), path.join("::"));
+                    self.lines.insert(line);
                 }
             }
         }
     }
 
-    /// Adds the item of this path, which programs see as `shown`.
-    fn defined(&mut self, path: &[String], shown: &[String]) {
+    /// Adds the item of this path, which programs see as `shown`, where the condition of a `pub use` is met.
+    fn defined(&mut self, path: &[String], shown: &[String], condition: &str) {
         let (structure, at) = (self.structure, shown.join("::"));
         let Some((names, name)) = resolve(structure, path, 0) else {
-            self.lines.insert(format!("use {at} = {}", path.join("::")));
+            self.lines.insert(format!("use {at} = {}{condition}", path.join("::")));
             return;
         };
         for item in &structure.0[&names].items {
-            if parts(item).is_some_and(|(ident, _, attributes)| *ident == name && !is_hidden(attributes)) {
-                self.item(item, &at);
+            if let Some((ident, _, attributes)) = parts(item)
+                && *ident == name
+                && !is_hidden(attributes)
+            {
+                self.item(item, &at, &(conditions(attributes) + condition));
             }
         }
         for item in self.impls.get(&(names, name)).cloned().unwrap_or_default() {
@@ -105,7 +110,7 @@ impl<'s> Public<'s> {
         }
     }
 
-    fn item(&mut self, item: &Item, at: &str) {
+    fn item(&mut self, item: &Item, at: &str, condition: &str) {
         let line = match item {
             Item::Const(item) => format!("const {at}: {}", text(&item.ty)),
             Item::Static(item) => format!("static {at}: {}", text(&item.ty)),
@@ -127,34 +132,31 @@ impl<'s> Public<'s> {
                 format!("enum {at}{}{}", text(&item.generics), marks(&item.attrs))
             }
             Item::Trait(item) => {
-                for member in &item.items {
-                    if let TraitItem::Fn(member) = member
-                        && !is_hidden(&member.attrs)
-                    {
-                        self.lines.insert(function(&format!("{at}::{}", member.sig.ident), &member.sig));
-                    }
-                }
+                self.lines.extend(item.items.iter().filter_map(|member| trait_member(member, at)));
                 format!("trait {at}{}: {}", text(&item.generics), text(&item.supertraits))
             }
             _ => return,
         };
-        self.lines.insert(line);
+        self.lines.insert(line + condition);
     }
 
     /// Adds the public members of an `impl` block, or the name of its trait.
     fn members(&mut self, item: &ItemImpl, at: &str) {
+        let outer = conditions(&item.attrs);
         if let Some((_, of, _)) = &item.trait_ {
             let name = of.segments.last().map(text).unwrap_or_default();
-            self.lines.insert(format!("impl {name} for {at}"));
+            self.lines.insert(format!("impl {name} for {at}{outer}"));
             return;
         }
         for member in &item.items {
             match member {
                 ImplItem::Fn(member) if is_shown(&member.vis, &member.attrs) => {
-                    self.lines.insert(function(&format!("{at}::{}", member.sig.ident), &member.sig));
+                    let line = function(&format!("{at}::{}", member.sig.ident), &member.sig);
+                    self.lines.insert(line + &conditions(&member.attrs) + &outer);
                 }
                 ImplItem::Const(member) if is_shown(&member.vis, &member.attrs) => {
-                    self.lines.insert(format!("const {at}::{}: {}", member.ident, text(&member.ty)));
+                    let line = format!("const {at}::{}: {}", member.ident, text(&member.ty));
+                    self.lines.insert(line + &conditions(&member.attrs) + &outer);
                 }
                 _ => {}
             }
@@ -213,6 +215,28 @@ fn marks(attributes: &[Attribute]) -> String {
         _ => None,
     });
     marks.map(|mark| format!(" #[{mark}]")).collect()
+}
+
+/// The features without which there is no such item.
+fn conditions(attributes: &[Attribute]) -> String {
+    let all = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
+    all.map(|attribute| format!(" #[{}]", text(&attribute.meta))).collect()
+}
+
+/// The line of a member of a trait.
+fn trait_member(member: &TraitItem, at: &str) -> Option<String> {
+    Some(match member {
+        TraitItem::Fn(member) if !is_hidden(&member.attrs) => {
+            function(&format!("{at}::{}", member.sig.ident), &member.sig)
+        }
+        TraitItem::Type(member) if !is_hidden(&member.attrs) => {
+            format!("type {at}::{}{}: {}", member.ident, text(&member.generics), text(&member.bounds))
+        }
+        TraitItem::Const(member) if !is_hidden(&member.attrs) => {
+            format!("const {at}::{}: {}", member.ident, text(&member.ty))
+        }
+        _ => return None,
+    })
 }
 
 /// The fields of a variant.
