@@ -184,6 +184,12 @@ scene("find a job by its id, and cancel it", async () => {
     assert.equal(await page.locator("#find-error").isHidden(), true);
     await page.locator("#find-dead").click();
     await showsText(page, "find-lines", "no dead letter has this id");
+    // A second search adds no second line.
+    const lines = await page.locator("#find-lines li").count();
+    const [response] = await Promise.all([page.waitForResponse(/dead\?limit=1&/), page.locator("#find-dead").click()]);
+    await response.finished();
+    await page.evaluate(() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve))));
+    assert.equal(await page.locator("#find-lines li").count(), lines);
 
     await page.locator("#find-id").fill(id);
     // The state of the downstream is a second old at most.
@@ -252,6 +258,11 @@ scene("dead letters: one replayed, those of a cause, and a purge that must be co
   await letters.first().locator('[data-part="requestSummary"]').click();
   await until("the body is shown", 15, async () => (await letters.first().locator('[data-part="body"]').textContent()) === "{}");
   assert.match(await letters.first().locator('[data-part="about"]').textContent(), /^2 bytes/);
+  // What was shown does not stay on the page.
+  await page.keyboard.press("Escape");
+  await until("the letters are gone", 10, async () => (await letters.count()) === 0);
+  await page.getByRole("button", { name: /dead letters?… of crm-sync/i }).click();
+  await page.waitForSelector(".letter");
 
   await stage.answer("crm-sync", null);
   const count = await stage.count("crm-sync");

@@ -14,6 +14,8 @@ export class DeadDialog {
   #client;
   #changeDialog;
   #name = null;
+  /** How often it was opened: an answer to a question from before is not shown. */
+  #opened = 0;
   #letters = [];
   #total = 0;
   /** When the daemon began the list that is shown, on its clock. */
@@ -24,6 +26,8 @@ export class DeadDialog {
     this.#client = client;
     this.#changeDialog = changeDialog;
     closable(this.#dialog);
+    // Bodies and answers do not stay on the page.
+    this.#dialog.addEventListener("close", () => this.#clear());
     byId("dead-kind").addEventListener("change", () => this.#drawLetters());
     byId("dead-more").addEventListener("click", () => this.#load(this.#wanted + PAGE));
     for (const change of ["replay", "purge"]) {
@@ -33,30 +37,35 @@ export class DeadDialog {
 
   open(name) {
     this.#name = name;
-    this.#letters = [];
-    this.#total = 0;
+    this.#clear();
     byId("dead-title").textContent = `Dead letters of ${name}`;
-    this.#offerKinds();
-    this.#drawLetters();
     this.#dialog.showModal();
     this.#load(PAGE);
   }
 
+  #clear() {
+    this.#opened += 1;
+    this.#letters = [];
+    this.#total = 0;
+    this.#offerKinds();
+    this.#drawLetters();
+  }
+
   /** Asks for the letters again. `outcome` is what was done to them before. */
   async #load(wanted, outcome = "") {
-    const name = this.#name;
+    const [name, opened] = [this.#name, this.#opened];
     this.#wanted = wanted;
     byId("dead-status").textContent = outcome || "Asking the broker…";
     showError(byId("dead-error"), null);
     try {
       const { letters, total, listed_at: listedAt } = await this.#client.request("GET", pathOf(name, `dead?limit=${wanted}`));
-      // The dialog may be another downstream's by now.
-      if (name !== this.#name) return;
+      if (opened !== this.#opened) return;
       this.#letters = letters;
       this.#total = total;
       this.#listedAt = listedAt;
       byId("dead-status").textContent = `${outcome} ${this.#summary()}`.trim();
     } catch (error) {
+      if (opened !== this.#opened) return;
       byId("dead-status").textContent = outcome;
       showError(byId("dead-error"), error.message);
     }
@@ -137,12 +146,12 @@ export class DeadDialog {
   }
 
   async #change(change, filter) {
-    const name = this.#name;
+    const [name, opened] = [this.#name, this.#opened];
     const subject = describe(filter, this.#total);
     // What was not shown is not meant: letters that came since the list was made.
     const fixed = { ...filter, first: this.#total, died_until: this.#listedAt };
     const outcome = await this.#changeDialog.open(change, { name }, { subject, fixed });
-    if (outcome === null || name !== this.#name || !this.#dialog.open) return;
+    if (outcome === null || opened !== this.#opened || !this.#dialog.open) return;
     await this.#load(this.#wanted, outcome);
     // The button that had the focus may have gone with its letter, or be hidden because none is left.
     const focused = document.activeElement;

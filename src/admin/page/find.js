@@ -12,6 +12,8 @@ export class FindDialog {
   #client;
   #changeDialog;
   #name = null;
+  /** How often it was opened: an answer to a question from before is not shown. */
+  #opened = 0;
   /** The id that the answer is about. */
   #id = null;
   /** What is known of it, in lines, without what the search of dead letters has found. */
@@ -27,6 +29,7 @@ export class FindDialog {
   }
 
   open(name) {
+    this.#opened += 1;
     this.#name = name;
     byId("find-title").textContent = `Find a job of ${name}`;
     byId("find-id").value = "";
@@ -44,6 +47,10 @@ export class FindDialog {
 
   #show(lines) {
     this.#lines = lines;
+    this.#draw(lines);
+  }
+
+  #draw(lines) {
     byId("find-lines").replaceChildren(...lines.map((line) => {
       const item = document.createElement("li");
       setProse(item, line);
@@ -53,11 +60,13 @@ export class FindDialog {
 
   async #find(id) {
     const path = `job?id=${encodeURIComponent(id)}`;
+    const opened = this.#opened;
     let found = await this.#ask(path, () => this.#clear());
     if (found === null) return;
     if (found.jobs.length === 0 && found.not_asked.length > 0) {
       this.#show([...found.text, "asking the other replicas…"]);
       found = (await this.#ask(`${path}&others=true`, () => {})) ?? found;
+      if (opened !== this.#opened) return;
     }
     this.#id = id;
     this.#show(found.text);
@@ -69,26 +78,26 @@ export class FindDialog {
   async #findLetter() {
     const id = this.#id;
     const found = await this.#ask(`dead?limit=1&id=${encodeURIComponent(id)}`, () => showError(byId("find-error"), null));
-    if (found !== null && id === this.#id) this.#show([...this.#lines, letterText(found)]);
+    if (found !== null && id === this.#id) this.#draw([...this.#lines, letterText(found)]);
   }
 
-  /** Asks, after `begin`. Null if there is no answer, or the dialog is for another downstream by then. */
+  /** Asks, after `begin`. Null if there is no answer, or the dialog was opened again by then. */
   async #ask(path, begin) {
-    const name = this.#name;
+    const [name, opened] = [this.#name, this.#opened];
     begin();
     try {
       const answer = await this.#client.request("GET", pathOf(name, path));
-      return name === this.#name ? answer : null;
+      return opened === this.#opened ? answer : null;
     } catch (error) {
-      if (name === this.#name) showError(byId("find-error"), error.message);
+      if (opened === this.#opened) showError(byId("find-error"), error.message);
       return null;
     }
   }
 
   async #cancel() {
-    const [name, id] = [this.#name, this.#id];
+    const [name, id, opened] = [this.#name, this.#id, this.#opened];
     const outcome = await this.#changeDialog.open("cancel", { name }, { given: { ids: id } });
-    if (outcome === null || name !== this.#name || !this.#dialog.open) return;
+    if (outcome === null || opened !== this.#opened || !this.#dialog.open) return;
     await this.#find(id);
     // The button that had the focus may be hidden now.
     if (!this.#dialog.contains(document.activeElement)) byId("find-id").focus();
