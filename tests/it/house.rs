@@ -42,16 +42,44 @@ fn version(text: &str) -> Vec<u32> {
     parts
 }
 
-/// The library and the program are built from the package alone, without the rest of the repository.
-#[test]
-fn the_package_has_each_file_of_the_source_and_what_that_includes() {
+/// What the package has in its first folder. A file that belongs there is added here, and any other removed.
+const PACKAGED: [&str; 19] = [
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "Makefile",
+    "README.md",
+    "SECURITY.md",
+    "benches",
+    "clippy.toml",
+    "config",
+    "deny.toml",
+    "docs",
+    "examples",
+    "rustfmt.toml",
+    "src",
+    "tests",
+];
+
+/// The files of the package.
+fn packaged() -> String {
     let list = Command::new(env!("CARGO"))
         .args(["package", "--list", "--offline", "--locked", "--allow-dirty", "--manifest-path"])
         .arg(root().join("Cargo.toml"))
         .output()
         .unwrap();
     assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
-    let list = String::from_utf8(list.stdout).unwrap();
+    String::from_utf8(list.stdout).unwrap()
+}
+
+/// The library and the program are built from the package alone, without the rest of the repository.
+#[test]
+fn the_package_has_each_file_of_the_source_and_what_that_includes() {
+    let list = packaged();
     let packaged: BTreeSet<&str> = list.lines().collect();
     let (base, mut missing, mut included) = (root().canonicalize().unwrap(), Vec::new(), 0);
     each_file(&root().join("src"), &mut |file, text| {
@@ -69,6 +97,16 @@ fn the_package_has_each_file_of_the_source_and_what_that_includes() {
     });
     assert!(included > 20, "only {included} files are included");
     assert!(missing.is_empty(), "the package lacks {missing:?}; see `exclude` in Cargo.toml");
+}
+
+#[test]
+fn the_package_has_nothing_that_was_left_there() {
+    let list = packaged();
+    let first = list.lines().filter_map(|file| file.split('/').next());
+    // Cargo itself adds these.
+    let first = first.filter(|name| !["Cargo.toml.orig", ".cargo_vcs_info.json"].contains(name));
+    let first: Vec<&str> = first.collect::<BTreeSet<_>>().into_iter().collect();
+    assert_eq!(first, PACKAGED, "remove what does not belong there; see `exclude` in Cargo.toml");
 }
 
 #[test]
