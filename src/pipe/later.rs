@@ -6,22 +6,27 @@ mod files;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
+use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use files::{Extent, Files};
+use files::{Extent, Files, Unkept};
 
+use crate::episode::Episode;
 use crate::job::{Content, Message, Value};
 use crate::time::{Micros, wall_now};
 
 /// The longest sleep until the wall clock, which may be set, is read again.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
-/// The time for which nothing more is written after the files took no more.
-const REST: Duration = Duration::from_secs(5);
+/// The time for which nothing more is written after that failed.
+pub(super) const REST: Duration = Duration::from_secs(5);
+
+/// After this time without a job that was not kept, the log says that jobs are kept again.
+const CALM: Duration = Duration::from_secs(60);
 
 /// The jobs that wait for their time.
 #[derive(Debug, Default)]
@@ -33,12 +38,15 @@ pub(super) struct Later {
     trouble: Trouble,
 }
 
-/// Writes that failed.
+/// Jobs that were not kept.
 #[derive(Debug, Default)]
 struct Trouble {
+    /// When the last one was not.
+    last: Option<Instant>,
     /// Until when nothing is written.
     rests_until: Option<Instant>,
-    is_known: bool,
+    /// By the kind of the reason.
+    episode: Episode<Discriminant<Unkept>>,
 }
 
 /// A job that waits, in the order in which they go.
@@ -89,21 +97,15 @@ impl Later {
         if self.trouble.rests_until.is_some_and(|until| Instant::now() < until) {
             return false;
         }
-        let Err(error) = self.add(due, now, line, message) else { return true };
-        self.trouble.rests_until = Some(Instant::now() + REST);
-        if !std::mem::replace(&mut self.trouble.is_known, true) {
-            let folder = std::env::temp_dir();
-            tracing::warn!(
-                "cannot write to a temporary file in {} ({error}): jobs for later wait in memory, and may hold others up",
-                folder.display()
-            );
+        match self.add(due, now, line, message) {
+            Ok(()) => self.trouble.went_well(),
+            Err(reason) => self.trouble.note(&reason),
         }
-        false
     }
 
-    fn add(&mut self, due: Micros, first_seen: Micros, line: u64, message: &Message) -> io::Result<()> {
-        let head = serde_json::to_vec(&Head::of(message))?;
-        let extent = self.files.add(&head, &message.content.body)?;
+    fn add(&mut self, due: Micros, first_seen: Micros, line: u64, message: &Message) -> Result<(), Unkept> {
+        let head = serde_json::to_vec(&Head::of(message)).map_err(io::Error::from)?;
+        let extent = self.files.add(due.since(first_seen), &head, &message.content.body)?;
         self.waiting.push(Reverse(Waiting { due, number: self.added, first_seen, line, extent }));
         self.added += 1;
         Ok(())
@@ -133,6 +135,34 @@ impl Later {
             Ok(head.message(body.into()))
         });
         Some((waiting, read))
+    }
+}
+
+impl Trouble {
+    /// Notes that a job was kept. Returns true.
+    fn went_well(&mut self) -> bool {
+        // At a bound some are kept, as others go.
+        let is_calm = self.last.is_none_or(|last| last.elapsed() >= CALM);
+        if is_calm && self.episode.end() {
+            tracing::info!("jobs for later are kept in temporary files again");
+        }
+        true
+    }
+
+    /// Notes that a job was not kept. Returns false.
+    fn note(&mut self, reason: &Unkept) -> bool {
+        let now = Instant::now();
+        self.last = Some(now);
+        if !matches!(reason, Unkept::Bound { .. }) {
+            self.rests_until = Some(now + REST);
+        }
+        if self.episode.note(discriminant(reason)) {
+            tracing::warn!(
+                "{reason}. Up to 500 further jobs for later wait in memory. Beyond these the input is read on when one of \
+                 them went, or when there is room again"
+            );
+        }
+        false
     }
 }
 
@@ -180,6 +210,14 @@ impl Head {
 }
 
 #[cfg(test)]
+impl Later {
+    /// Has at most this number of jobs kept.
+    pub(super) fn limit_jobs(&mut self, jobs: u64) {
+        self.files.set_bounds(files::Bounds { jobs, ..files::Bounds::default() });
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::fs::File;
 
@@ -214,7 +252,7 @@ mod tests {
             assert_eq!(job.expect("read"), jobs[line]);
         }
         assert!(start.elapsed() < Duration::from_secs(21));
-        assert_eq!((later.len(), later.files.size(), later.is_empty()), (0, (0, 0), true));
+        assert_eq!((later.len(), later.files.size(), later.is_empty()), (0, (1, 0), true));
         let mut binary = Message::default();
         binary.content.body = Bytes::from_static(b"\xff\0");
         assert!(later.keep(Micros(0), now, 9, &binary));
@@ -234,7 +272,7 @@ mod tests {
             assert_eq!((waiting.line, job.expect("read")), (line, long(line)));
         }
         let (files, bytes) = later.files.size();
-        assert!(files == 1 && bytes < 6_000, "{files} {bytes}");
+        assert!(files == 2 && bytes < 2_000, "{files} {bytes}");
         assert_eq!(later.len(), 1);
     }
 
@@ -245,8 +283,12 @@ mod tests {
         let kept = [1, 2, 3].map(|line| later.keep(Micros(0), Micros(0), line, &job));
         assert_eq!((kept, later.len()), ([true, true, false], 2));
         assert_eq!(later.take().expect("due").0.line, 1);
-        tokio::time::advance(REST).await;
-        assert!(later.keep(Micros(0), Micros(0), 4, &job));
+        assert!(later.keep(Micros(0), Micros(0), 4, &job), "at once");
+        assert!(later.trouble.episode.is_named());
+        assert!(later.take().expect("due").1.is_ok());
+        tokio::time::advance(CALM).await;
+        assert!(later.keep(Micros(0), Micros(0), 5, &job));
+        assert!(!later.trouble.episode.is_named(), "it is over");
     }
 
     #[tokio::test(start_paused = true)]

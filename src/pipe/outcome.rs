@@ -53,6 +53,15 @@ pub(super) enum Ending {
 pub(super) struct Place {
     pub(super) job: OwnedSemaphorePermit,
     pub(super) bytes: OwnedSemaphorePermit,
+    pub(super) share: Option<Share>,
+}
+
+/// A share of the places for jobs whose time is to come, and of the bytes of their bodies.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held, then dropped")]
+pub(super) struct Share {
+    pub(super) job: OwnedSemaphorePermit,
+    pub(super) bytes: OwnedSemaphorePermit,
 }
 
 /// The body of an answer, as an outcome has it.

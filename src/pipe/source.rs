@@ -1,20 +1,21 @@
 //! Reads jobs one by one, at most as many at once as the window holds.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::io::AsyncBufRead;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::later::{Later, Waiting};
+use super::later::{Later, REST, Waiting};
 use super::outcome::{AnswerBody, Ending, Place, Record};
 use super::progress::Progress;
 use super::records::{Entry, Records};
 use super::resume::{Mismatch, Outcomes, Step};
-use super::{Notice, Notify, PipeOptions, WINDOW, WINDOW_BYTES};
+use super::{Notice, Notify, PipeOptions};
 use crate::dispatch::{
     DeadLetter, Delivery, ParkReason, Parked, Report, Source, Stay, Ticket, Unburied, too_far,
 };
@@ -22,6 +23,9 @@ use crate::job::ndjson::replace_request_headers;
 use crate::job::{Message, Rules, cost_of, decode, shown};
 use crate::sink::{Receipt, Response};
 use crate::time::{Micros, wall_now};
+use window::{Ready, Window};
+
+mod window;
 
 /// The queue that a job names, so that its answer is kept. There is no broker, and the ticket takes the reply.
 const REPLY_TO: &str = "(outcome)";
@@ -35,7 +39,9 @@ pub struct InputSource<R> {
     ended: bool,
     /// Whether the input was read to its end.
     at_end: bool,
-    later: Later,
+    pub(super) later: Later,
+    /// Until it is kept or may go, no more is read of the input.
+    for_later: Option<ForLater>,
     window: Window,
     shared: Shared,
 }
@@ -48,48 +54,13 @@ struct Making {
     rules: Option<Rules>,
 }
 
-/// A job that was read, and may go.
+/// A job for later that was read, and is kept nowhere else yet.
 #[derive(Debug)]
-struct Ready {
+struct ForLater {
+    due: Micros,
+    first_seen: Micros,
     line: u64,
     message: Message,
-    /// Its stay, if it waited for its time.
-    stay: Option<Stay>,
-}
-
-/// The jobs and bytes that may be read ahead, and what is kept of the next one when [`Source::next`] is dropped.
-#[derive(Debug)]
-struct Window {
-    jobs: Arc<Semaphore>,
-    bytes: Arc<Semaphore>,
-    /// The next job's place.
-    place: Option<OwnedSemaphorePermit>,
-    /// The next job, which waits for room for its body.
-    read: Option<Ready>,
-}
-
-impl Window {
-    fn new() -> Self {
-        let (jobs, bytes) = (Semaphore::new(WINDOW), Semaphore::new(WINDOW_BYTES));
-        Self { jobs: Arc::new(jobs), bytes: Arc::new(bytes), place: None, read: None }
-    }
-
-    /// Waits for a place for one more job. Cancel safe.
-    async fn open(&mut self) {
-        if self.place.is_none() {
-            // The semaphore is never closed.
-            self.place = Arc::clone(&self.jobs).acquire_owned().await.ok();
-        }
-    }
-
-    /// Waits for room for the job that was read. Cancel safe.
-    async fn take(&mut self) -> Option<(Ready, Place)> {
-        let length = self.read.as_ref()?.message.content.body.len().min(WINDOW_BYTES);
-        let bytes = u32::try_from(length).unwrap_or(u32::MAX);
-        let bytes = Arc::clone(&self.bytes).acquire_many_owned(bytes).await.ok()?;
-        let (ready, job) = self.read.take().zip(self.place.take())?;
-        Some((ready, Place { job, bytes }))
-    }
 }
 
 /// The state that a source and its tickets share.
@@ -116,6 +87,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
             ended: false,
             at_end: false,
             later: Later::default(),
+            for_later: None,
             window: Window::new(),
             shared: Shared { records: sender, progress, notify },
         }
@@ -128,8 +100,14 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
     async fn job(&mut self) -> Option<Ready> {
         loop {
             if let Some((waiting, read)) = self.later.take() {
-                self.shared.progress.later(self.later.len());
+                self.count_later();
                 match self.back(waiting, read) {
+                    Some(ready) => return Some(ready),
+                    None => continue,
+                }
+            }
+            if self.for_later.is_some() {
+                match self.put_off().await {
                     Some(ready) => return Some(ready),
                     None => continue,
                 }
@@ -150,8 +128,10 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
             match entry {
                 Ok(Some(entry)) => match self.examine(entry) {
                     Ok(Some((line, message))) => {
-                        if let Some(ready) = self.put_off(line, message) {
-                            return Some(ready);
+                        let first_seen = wall_now();
+                        match self.due(&message, first_seen) {
+                            None => return Some(Ready { line, message, stay: None, share: None }),
+                            Some(due) => self.for_later = Some(ForLater { due, first_seen, line, message }),
                         }
                     }
                     Ok(None) => {}
@@ -189,7 +169,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
                     assigned_id: None,
                     versions: None,
                 };
-                Some(Ready { line, message, stay: Some(stay) })
+                Some(Ready { line, message, stay: Some(stay), share: None })
             }
             Err(error) => {
                 self.shared.progress.lost();
@@ -199,17 +179,36 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
         }
     }
 
-    /// Keeps a message for its time, or until its deadline, if that is to come. One that cannot be kept is returned, and
-    /// waits with a place.
-    fn put_off(&mut self, line: u64, message: Message) -> Option<Ready> {
-        let now = wall_now();
-        if let Some(due) = self.due(&message, now)
-            && self.later.keep(due, now, line, &message)
-        {
-            self.shared.progress.later(self.later.len());
+    /// Keeps the job for later that was read, until its time or its deadline. If it cannot be kept, it waits for a share of
+    /// the places, and is returned with it. It stays where it is while neither can be had and it is not due, but not longer
+    /// than until one that is kept may go. Cancel safe.
+    async fn put_off(&mut self) -> Option<Ready> {
+        let ForLater { due, first_seen, line, message } = self.for_later.as_ref()?;
+        let left = due.since(wall_now());
+        if !left.is_zero() && self.later.keep(*due, *first_seen, *line, message) {
+            self.for_later = None;
+            self.count_later();
             return None;
         }
-        Some(Ready { line, message, stay: None })
+        self.count_later();
+        let share = if left.is_zero() {
+            None
+        } else {
+            tokio::select! {
+                biased;
+                share = self.window.share(message) => share,
+                () = self.later.due() => return None,
+                // Then it may go, or there may be room in the files.
+                () = sleep(left.min(REST)) => return None,
+            }
+        };
+        let ForLater { line, message, .. } = self.for_later.take()?;
+        self.count_later();
+        Some(Ready { line, message, stay: None, share })
+    }
+
+    fn count_later(&self) {
+        self.shared.progress.later(self.later.len() + u64::from(self.for_later.is_some()));
     }
 
     /// When a job for later may go or ends; `None` if it goes now, and one that is to be refused does.
@@ -255,7 +254,7 @@ impl<R: AsyncBufRead + Unpin + Send + 'static> InputSource<R> {
         self.shared.notify.report(&Notice::Mismatch(mismatch));
     }
 
-    fn deliver(&self, Ready { line, mut message, stay }: Ready, place: Place) -> Delivery {
+    fn deliver(&self, Ready { line, mut message, stay, .. }: Ready, place: Place) -> Delivery {
         // The id is reported in the outcome and sent as the key, so it is needed before decoding.
         let id = message.message_id.get_or_insert_with(|| Uuid::now_v7().to_string()).clone();
         let answer = self.making.with_body.then(OnceLock::new);

@@ -1,16 +1,22 @@
 //! Temporary files of bounded length. Each is gone once all that was written to it has been taken, so that nothing is ever
-//! copied from one to another.
+//! copied from one to another. Jobs that wait for about as long as each other are in the same files: one that waits for
+//! a week does not keep the space of many that wait for an hour.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::env::temp_dir;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
 
 use rustix::fs::fstatvfs;
 use uuid::Uuid;
 
 const MIB: u64 = 1024 * 1024;
+
+/// After this number of bytes, the room on the disk is read again.
+const CHECKED: u64 = MIB;
 
 /// The bounds of what waits.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +30,7 @@ pub(super) struct Bounds {
 }
 
 impl Default for Bounds {
-    /// At most 128 files.
+    /// At most 128 files that are full, and one more for each of about ten spans of time.
     fn default() -> Self {
         Self { file: 32 * MIB, bytes: 4096 * MIB, jobs: 1_000_000 }
     }
@@ -34,13 +40,28 @@ impl Default for Bounds {
 #[derive(Debug, Default)]
 pub(super) struct Files {
     bounds: Bounds,
-    /// By their numbers. Only the last one is written to.
+    /// By their numbers.
     files: BTreeMap<u32, Part>,
+    /// The number of the file that was begun last for each [`span`].
+    last: BTreeMap<u32, u32>,
     /// The length of all files.
     bytes: u64,
     jobs: u64,
     /// The number of the next file.
     next: u32,
+    /// How many bytes are written before the room on the disk is read again.
+    unchecked: u64,
+}
+
+/// The reason why a job is not kept.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unkept {
+    #[error("{jobs} jobs wait in temporary files, or these have {} MiB; no more may", .bytes / MIB)]
+    Bound { jobs: u64, bytes: u64 },
+    #[error("the disk of {} would have less room left for others than jobs for later take", temp_dir().display())]
+    Room,
+    #[error("cannot write to a temporary file in {folder}: {error}", folder = temp_dir().display(), error = .0)]
+    Failed(#[from] io::Error),
 }
 
 /// One file.
@@ -63,23 +84,27 @@ pub(super) struct Extent {
 }
 
 impl Files {
-    /// Writes a job. It blocks for a moment.
+    /// Writes a job that waits for this time. It blocks for a moment.
     ///
     /// # Errors
-    /// A bound is reached, or an error of the system. Nothing is kept of the job then.
-    pub(super) fn add(&mut self, head: &[u8], body: &[u8]) -> io::Result<Extent> {
+    /// Nothing is kept of the job then.
+    pub(super) fn add(&mut self, wait: Duration, head: &[u8], body: &[u8]) -> Result<Extent, Unkept> {
         let (start, length) = (head.len() as u64, (head.len() + body.len()) as u64);
-        let Bounds { file: longest, bytes, jobs } = self.bounds;
+        let Bounds { bytes, jobs, .. } = self.bounds;
         if self.jobs >= jobs || self.bytes + length > bytes {
-            let most = format!("at most {jobs} jobs, or {} MiB, wait there", bytes / MIB);
-            return Err(io::Error::other(most));
+            return Err(Unkept::Bound { jobs, bytes });
         }
-        if self.files.last_key_value().is_none_or(|(_, part)| part.end >= longest) {
-            self.begin()?;
+        let number = self.file_for(span(wait))?;
+        let Entry::Occupied(mut entry) = self.files.entry(number) else {
+            return Err(io::Error::from(io::ErrorKind::NotFound).into());
+        };
+        let part = entry.get_mut();
+        if self.unchecked < length {
+            if !leaves_enough(free(&part.file)?, self.bytes, length + CHECKED) {
+                return Err(Unkept::Room);
+            }
+            self.unchecked = length + CHECKED;
         }
-        let Some(mut last) = self.files.last_entry() else { return Err(io::ErrorKind::NotFound.into()) };
-        let number = *last.key();
-        let part = last.get_mut();
         let extent = Extent {
             file: number,
             at: short(part.end)?,
@@ -94,13 +119,14 @@ impl Files {
             // What was written of it may be what another needs.
             let _ = part.file.set_len(part.end);
             if part.jobs == 0 {
-                last.remove();
+                entry.remove();
             }
-            return Err(error);
+            return Err(error.into());
         }
         part.end += length;
         part.jobs += 1;
         self.bytes += length;
+        self.unchecked -= length;
         self.jobs += 1;
         Ok(extent)
     }
@@ -119,23 +145,39 @@ impl Files {
         self.jobs -= 1;
         if part.jobs == 0 {
             self.bytes -= part.end;
-            entry.remove();
+            // Where jobs come one by one, each would take a file of its own.
+            if part.end >= self.bounds.file || part.empty().is_err() {
+                entry.remove();
+            }
         }
         read
     }
 
-    fn begin(&mut self) -> io::Result<()> {
-        let file = temporary()?;
-        let disk = fstatvfs(&file)?;
-        // Some file systems have no bound, or do not say what is free.
-        let free = if disk.f_blocks == 0 { u64::MAX } else { disk.f_bavail.saturating_mul(disk.f_frsize) };
-        if !leaves_enough(free, self.bytes, self.bounds.file) {
-            return Err(io::Error::other("less room would be left for others than these jobs take"));
+    /// The number of the file for jobs of this span, which is begun if need be.
+    fn file_for(&mut self, span: u32) -> io::Result<u32> {
+        let has_room = |number: &u32| self.files.get(number).is_some_and(|part| part.end < self.bounds.file);
+        if let Some(number) = self.last.get(&span).copied().filter(has_room) {
+            return Ok(number);
         }
-        self.files.insert(self.next, Part { file, end: 0, jobs: 0 });
+        let number = self.next;
+        self.files.insert(number, Part { file: temporary()?, end: 0, jobs: 0 });
+        self.last.insert(span, number);
         self.next += 1;
-        Ok(())
+        Ok(number)
     }
+}
+
+/// Which jobs are in the same files, by the time for which they wait: up to 3 minutes, 15, 63, and so on. The space of a job
+/// that went is free again after at most four times the time that it waited, once its file is full.
+fn span(wait: Duration) -> u32 {
+    (wait.as_secs() / 60 + 1).ilog(4)
+}
+
+/// The bytes that are free on the disk of a file.
+fn free(file: &File) -> io::Result<u64> {
+    let disk = fstatvfs(file)?;
+    // Some file systems have no bound, or do not say what is free.
+    Ok(if disk.f_blocks == 0 { u64::MAX } else { disk.f_bavail.saturating_mul(disk.f_frsize) })
 }
 
 impl Part {
@@ -145,11 +187,17 @@ impl Part {
         self.file.read_exact_at(&mut second, u64::from(at) + u64::from(head))?;
         Ok((first, second))
     }
+
+    /// Has it written to from its start again.
+    fn empty(&mut self) -> io::Result<()> {
+        self.end = 0;
+        self.file.set_len(0)
+    }
 }
 
-/// Whether a disk with this room has as much left for others, once one more file is full, as all of these take.
-const fn leaves_enough(free: u64, taken: u64, file: u64) -> bool {
-    free >= taken.saturating_add(file.saturating_mul(2))
+/// Whether a disk with this room has as much left for others, once this many more bytes are written, as all files take.
+const fn leaves_enough(free: u64, taken: u64, more: u64) -> bool {
+    free >= taken.saturating_add(more.saturating_mul(2))
 }
 
 fn short(length: u64) -> io::Result<u32> {
@@ -159,7 +207,7 @@ fn short(length: u64) -> io::Result<u32> {
 /// A file that is gone once it is closed, for this user alone.
 fn temporary() -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt as _;
-    let path = std::env::temp_dir().join(format!("paced-{}", Uuid::now_v7()));
+    let path = temp_dir().join(format!("paced-{}", Uuid::now_v7()));
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
@@ -181,6 +229,10 @@ impl Files {
         let mut last = self.files.last_entry().expect("a file");
         std::mem::replace(&mut last.get_mut().file, other)
     }
+
+    pub(super) fn set_bounds(&mut self, bounds: Bounds) {
+        self.bounds = bounds;
+    }
 }
 
 #[cfg(test)]
@@ -188,6 +240,7 @@ mod tests {
     use super::*;
 
     const BOUNDS: Bounds = Bounds { file: 100, bytes: 1000, jobs: 50 };
+    const HOUR: Duration = Duration::from_secs(3600);
 
     fn taken(files: &mut Files, extent: Extent) -> (String, String) {
         let (head, body) = files.take(extent).expect("read");
@@ -199,7 +252,7 @@ mod tests {
     fn a_file_is_gone_once_all_that_it_holds_was_taken() {
         let mut files = Files::within(BOUNDS);
         let extents: Vec<Extent> = (0..9)
-            .map(|n| files.add(format!("head {n}").as_bytes(), &[b'x'; 44]).expect("written"))
+            .map(|n| files.add(HOUR, format!("head {n}").as_bytes(), &[b'x'; 44]).expect("written"))
             .collect();
         assert_eq!(files.size(), (5, 450), "two of 50 bytes in each");
         assert_eq!(taken(&mut files, extents[3]), ("head 3".to_owned(), "x".repeat(44)));
@@ -209,26 +262,50 @@ mod tests {
         for index in [8, 0, 1, 4, 7, 5, 6] {
             assert_eq!(taken(&mut files, extents[index]).0, format!("head {index}"));
         }
-        assert_eq!(files.size(), (0, 0));
-        let again = files.add(b"", b"").expect("written");
+        assert_eq!(files.size(), (1, 0), "one that is not full is used again");
+        let again = files.add(HOUR, b"", b"").expect("written");
         assert_eq!(taken(&mut files, again), (String::new(), String::new()));
+        assert_eq!(files.size(), (1, 0));
+    }
+
+    /// Far more than the bounds allow goes through, while one job after the other stays.
+    #[test]
+    fn jobs_that_wait_long_keep_no_space_of_those_that_went() {
+        let mut files = Files::within(BOUNDS);
+        let week = 7 * 24 * HOUR;
+        let mut stay = Vec::new();
+        for _ in 0..10 {
+            stay.push(files.add(week, b"h", b"b").expect("written"));
+            for _ in 0..20 {
+                let extent = files.add(HOUR, b"head", &[b'x'; 46]).expect("written");
+                assert_eq!(taken(&mut files, extent).0, "head");
+            }
+        }
+        assert_eq!(files.size(), (2, 20));
+        assert!(stay.into_iter().all(|extent| taken(&mut files, extent).1 == "b"));
+    }
+
+    #[test]
+    fn jobs_wait_with_those_that_wait_up_to_four_times_as_long() {
+        let minutes = |minutes: u64| span(Duration::from_secs(60 * minutes));
+        assert_eq!([0, 2, 3, 14, 15, 62, 63, 525_600].map(minutes), [0, 0, 1, 1, 2, 2, 3, 9]);
     }
 
     #[test]
     fn no_more_are_taken_than_the_bounds_allow() {
         let mut files = Files::within(BOUNDS);
-        let all: Vec<Extent> = (0..50).map(|_| files.add(b"h", b"b").expect("written")).collect();
-        let error = files.add(b"h", b"b").expect_err("fifty wait").to_string();
-        assert_eq!(error, "at most 50 jobs, or 0 MiB, wait there");
+        let all: Vec<Extent> = (0..50).map(|_| files.add(HOUR, b"h", b"b").expect("written")).collect();
+        let error = files.add(HOUR, b"h", b"b").expect_err("fifty wait").to_string();
+        assert_eq!(error, "50 jobs wait in temporary files, or these have 0 MiB; no more may");
         for extent in all {
             assert_eq!(taken(&mut files, extent), ("h".to_owned(), "b".to_owned()));
         }
-        let long = files.add(b"h", &[0; 998]).expect("written");
-        assert!(files.add(b"h", b"b").is_err(), "1001 bytes");
-        assert!(files.add(b"h", b"").is_ok(), "1000 bytes");
+        let long = files.add(HOUR, b"h", &[0; 998]).expect("written");
+        assert!(files.add(HOUR, b"h", b"b").is_err(), "1001 bytes");
+        assert!(files.add(HOUR, b"h", b"").is_ok(), "1000 bytes");
         assert_eq!(files.take(long).expect("read").1.len(), 998);
         assert_eq!(files.size(), (1, 1), "there is room again");
-        assert!(files.add(b"h", &[0; 998]).is_ok());
+        assert!(files.add(HOUR, b"h", &[0; 998]).is_ok());
     }
 
     #[test]

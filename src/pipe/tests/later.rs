@@ -84,6 +84,74 @@ async fn bad_jobs_for_later_do_not_wait_for_their_time() {
     assert!(source.next().await.is_none());
 }
 
+/// More of them than there are places, while the files take no more: those in the files go in time, and so does one for now
+/// once those before it in the input found room.
+#[tokio::test(start_paused = true)]
+async fn jobs_for_later_that_find_no_room_in_files_do_not_stop_the_others() {
+    let (soon, far) = (in_seconds(60), in_seconds(86_400));
+    let line = |id: &str, at: i64| format!("{{\"id\": \"{id}\", \"not_before\": {at}}}\n");
+    let count = WINDOW + 10;
+    let input = [
+        "{\"id\": \"now\"}\n".to_owned(),
+        line("soon", soon).repeat(count),
+        line("far", far).repeat(count),
+        "{\"id\": \"last\"}\n".to_owned(),
+    ];
+    let (mut source, writer) =
+        open_lines(io::Cursor::new(input.concat()), tokio::io::sink(), Notices::default().notify()).await;
+    source.later.limit_jobs(count as u64);
+    let (begin, progress) = (tokio::time::Instant::now(), writer.progress());
+    let running = tokio::spawn(writer.run());
+    ack(source.next().await.expect("a job"));
+    let mut far = Vec::new();
+    for _ in 0..WINDOW / 2 {
+        let delivery = source.next().await.expect("a job");
+        assert_eq!(id(&delivery), "far", "they wait with a place");
+        far.push(delivery);
+    }
+    assert!(poll(pin!(source.next())).is_pending(), "the input is read no further");
+    assert_eq!(progress.waiting(), count as u64 + 1);
+    assert!(begin.elapsed() < Duration::from_secs(1), "paused time stood still");
+    for _ in 0..count {
+        let delivery = source.next().await.expect("a job");
+        assert_eq!(id(&delivery), "soon");
+        ack(delivery);
+    }
+    assert_eq!(id(&source.next().await.expect("a job")), "last");
+    assert!(begin.elapsed() < Duration::from_secs(70), "{:?}", begin.elapsed());
+    far.into_iter().for_each(ack);
+    for _ in 0..count - WINDOW / 2 {
+        let delivery = source.next().await.expect("a job");
+        assert_eq!(id(&delivery), "far");
+        ack(delivery);
+    }
+    assert!(begin.elapsed() > Duration::from_secs(86_390));
+    assert!(source.next().await.is_none());
+    drop(source);
+    assert_eq!(running.await.expect("no panic").expect("written").delivered, 2 * count as u64 + 1);
+}
+
+/// Neither places nor bytes are all theirs; one that is due goes without a share of them.
+#[tokio::test(start_paused = true)]
+async fn large_jobs_for_later_leave_room_for_the_bodies_of_others() {
+    let at = in_seconds(3600);
+    let large =
+        format!("{{\"id\": \"far\", \"not_before\": {at}, \"body\": \"{}\"}}\n", "x".repeat(MAX_LINE - 100));
+    let (mut source, _writer) =
+        open_lines(io::Cursor::new(large.repeat(3)), tokio::io::sink(), Notices::default().notify()).await;
+    source.later.limit_jobs(0);
+    let begin = tokio::time::Instant::now();
+    let first_two = [source.next().await.expect("a job"), source.next().await.expect("a job")];
+    assert!(poll(pin!(source.next())).is_pending(), "they have half of 64 MiB");
+    assert!(begin.elapsed() < Duration::from_secs(1), "paused time stood still");
+    let third = source.next().await.expect("a job");
+    assert!(begin.elapsed() > Duration::from_secs(3590));
+    assert_eq!(
+        (id(&third), first_two.map(|delivery| id(&delivery).to_owned())),
+        ("far", ["far", "far"].map(str::to_owned))
+    );
+}
+
 /// A job that was read and waits for room for its body counts as one that is left.
 #[tokio::test]
 async fn a_job_that_waits_for_room_is_counted() {
