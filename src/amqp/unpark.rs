@@ -65,8 +65,8 @@ pub async fn unpark(options: &Options, downstream: &str) -> Result<u32, Error> {
     let connection = connect(&options.address, "unparking", Some(admit)).await?;
     let (connection, admissions) = (&connection, &*admissions);
     let (permits, closing, mut progress) = (&permits, &closing, Progress::default());
-    let (versions, is_later, asks_queues) = (None, false, false);
-    let unparking = Unparking { connection, admissions, permits, closing, versions, is_later, asks_queues };
+    let (versions, asks_queues) = (None, false);
+    let unparking = Unparking { connection, admissions, permits, closing, versions, asks_queues };
     let mut unparked = unparking.run(options, downstream, &mut progress).await;
     if unparked.is_ok() && progress.doubtful().is_some() {
         let asking = Unparking { asks_queues: true, ..unparking };
@@ -96,20 +96,26 @@ struct Unparking<'a> {
     closing: &'a CancellationToken,
     /// Jobs that were parked under these versions of the limits stay, except for a few.
     versions: Option<&'a str>,
-    /// Whether the queues were checked before.
-    is_later: bool,
     /// Whether the queues are asked themselves for which the broker reports 0. That may make the broker close the
     /// connection.
     asks_queues: bool,
+}
+
+/// A queue in which jobs wait.
+struct Found {
+    queue: String,
+    jobs: u32,
+    /// Whether it was checked before, and had none.
+    had_none: bool,
 }
 
 impl Unparking<'_> {
     /// Empties the queues that are not certain to be empty.
     async fn run(&self, options: &Options, downstream: &str, progress: &mut Progress) -> Result<(), Error> {
         let mut failed = None;
-        for (queue, jobs) in self.waiting(options, downstream, progress).await? {
-            match self.empty(&queue, jobs, progress).await {
-                Ok(()) => progress.emptied(&queue),
+        for found in self.waiting(options, downstream, progress).await? {
+            match self.empty(&found, progress).await {
+                Ok(()) => progress.emptied(&found.queue),
                 Err(error) if !self.connection.status().connected() => return Err(error),
                 // The other queues need not wait for this one.
                 Err(error) => failed = failed.or(Some(error)),
@@ -118,13 +124,13 @@ impl Unparking<'_> {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The queues in which jobs wait, and the number of jobs in each.
+    /// The queues in which jobs wait.
     async fn waiting(
         &self,
         options: &Options,
         downstream: &str,
         progress: &mut Progress,
-    ) -> Result<Vec<(String, u32)>, Error> {
+    ) -> Result<Vec<Found>, Error> {
         let Some(_permit) = self.permit().await else { return Ok(Vec::new()) };
         let (mut all, mut checking) = (Vec::new(), channel(self.connection).await?);
         for (n, delay) in options.names().waits(downstream).enumerate() {
@@ -136,9 +142,9 @@ impl Unparking<'_> {
             }
             match self.counts(&checking, &delay.name).await {
                 Ok((messages, holders)) => {
-                    progress.seen(&delay.name, messages, holders);
+                    let had_none = progress.seen(&delay.name, messages, holders);
                     if messages > 0 {
-                        all.push((delay.name, messages));
+                        all.push(Found { queue: delay.name, jobs: messages, had_none });
                     }
                 }
                 // They are declared together.
@@ -188,8 +194,9 @@ impl Unparking<'_> {
 
     /// Rejects this many messages of a queue, or fewer where others take the rest, or the rest was parked under the
     /// versions in force.
-    async fn empty(&self, queue: &str, jobs: u32, progress: &mut Progress) -> Result<(), Error> {
-        let mut group = Group::new(jobs, self.versions, self.is_later);
+    async fn empty(&self, found: &Found, progress: &mut Progress) -> Result<(), Error> {
+        let Found { queue, jobs, had_none } = found;
+        let mut group = Group::new(*jobs, self.versions, *had_none);
         let mut emptied = Ok(());
         while emptied.is_ok() && !self.ends(&group) {
             emptied = self.turn(queue, &mut group).await;

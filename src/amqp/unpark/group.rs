@@ -34,8 +34,8 @@ const KNOWN_AT_HEAD: u32 = 2;
 pub(super) struct Group<'a> {
     /// The versions that mark a copy as parked since the change.
     versions: Option<&'a str>,
-    /// Whether its queue was checked before.
-    is_later: bool,
+    /// Whether its queue was checked before, and had no message.
+    had_none: bool,
     /// The number to reject, or a few more.
     wanted: u32,
     /// The number that was rejected.
@@ -53,10 +53,10 @@ pub(super) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// Rejects this many messages, except those that were parked under these versions. `is_later` is true if their
-    /// queue was checked before.
-    pub(super) fn new(wanted: u32, versions: Option<&'a str>, is_later: bool) -> Self {
-        Self { wanted, versions, is_later, ..Self::default() }
+    /// Rejects this many messages, except those that were parked under these versions. `had_none` is true if their
+    /// queue was checked before, and had no message.
+    pub(super) fn new(wanted: u32, versions: Option<&'a str>, had_none: bool) -> Self {
+        Self { wanted, versions, had_none, ..Self::default() }
     }
 
     /// Adds a message that arrived.
@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
     /// Whether the rest counts as parked since the change.
     pub(super) const fn is_known(&self) -> bool {
         let is_head = self.known == self.taken();
-        self.known >= if self.is_later && is_head { KNOWN_AT_HEAD } else { KNOWN }
+        self.known >= if self.had_none && is_head { KNOWN_AT_HEAD } else { KNOWN }
     }
 
     /// Whether all messages have arrived that are to be rejected.
@@ -166,8 +166,8 @@ mod tests {
     }
 
     /// How many are brought home of a queue with these copies: true for each that was parked since the change.
-    fn brought(copies: &[bool], is_later: bool) -> u32 {
-        let mut group = Group::new(1_000, Some("b"), is_later);
+    fn brought(copies: &[bool], had_none: bool) -> u32 {
+        let mut group = Group::new(1_000, Some("b"), had_none);
         for is_known in copies {
             if group.is_over() {
                 break;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn few_copies_at_the_head_of_a_queue_suffice_where_it_was_looked_at_before() {
+    fn few_copies_at_the_head_of_a_queue_suffice_where_it_had_none_before() {
         let copies = |old: usize, new: usize| [vec![false; old], vec![true; new]].concat();
         let mixed = [[true, false].repeat(10), vec![true; 600]].concat();
         for (copies, first, later) in [

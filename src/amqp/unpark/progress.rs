@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     queues: BTreeMap<String, State>,
+    /// Whether the latest check found no queue.
+    has_no_queue: bool,
     /// The jobs that were brought home.
     pub(super) jobs: u32,
 }
@@ -32,15 +34,17 @@ enum State {
 }
 
 impl Progress {
-    /// Records the answer to a check.
-    pub(super) fn seen(&mut self, queue: &str, messages: u32, holders: u32) {
+    /// Records the answer to a check. Returns whether the queue had no message in all checks before, of which there was at
+    /// least one.
+    pub(super) fn seen(&mut self, queue: &str, messages: u32, holders: u32) -> bool {
         let state = match (messages, holders, self.queues.get(queue)) {
             (0, 0, Some(State::Begun)) => State::Begun,
             (0, 0, _) => State::Silent,
             (0, ..) => State::Empty,
             _ => State::Begun,
         };
-        self.queues.insert(queue.to_owned(), state);
+        self.has_no_queue = false;
+        self.queues.insert(queue.to_owned(), state) == Some(State::Silent)
     }
 
     /// Records that a queue was emptied.
@@ -56,11 +60,12 @@ impl Progress {
     /// Records that no queue exists.
     pub(super) fn all_missing(&mut self) {
         self.queues.clear();
+        self.has_no_queue = true;
     }
 
-    /// Whether no queue exists, as far as is known.
-    pub(super) fn has_no_queue(&self) -> bool {
-        self.queues.is_empty()
+    /// Whether the latest check found that no queue exists.
+    pub(super) const fn has_no_queue(&self) -> bool {
+        self.has_no_queue
     }
 
     /// Whether it is certain that the queue is empty.
@@ -107,8 +112,21 @@ mod tests {
     }
 
     #[test]
+    fn what_a_queue_had_before_is_known_of_each_alone() {
+        let mut progress = Progress::default();
+        assert!(!progress.seen("a", 0, 0) && !progress.seen("b", 7, 0), "the first check");
+        assert!(progress.seen("a", 0, 0) && !progress.seen("b", 0, 0) && !progress.seen("c", 7, 0));
+        assert!(progress.seen("a", 7, 0), "it had none");
+        // It failed with some of them still there.
+        assert!(!progress.seen("a", 5, 0) && !progress.seen("a", 0, 0) && !progress.seen("a", 5, 0));
+        progress.missing("a");
+        assert!(!progress.seen("a", 5, 0), "it was declared anew");
+    }
+
+    #[test]
     fn each_queue_is_known_alone() {
         let mut progress = Progress::default();
+        assert!(!progress.has_no_queue(), "nothing was checked");
         progress.seen("a", 0, 0);
         progress.seen("b", 7, 0);
         progress.emptied("b");
@@ -124,5 +142,7 @@ mod tests {
         progress.all_missing();
         assert_eq!((progress.doubtful(), progress.has_begun()), (None, false));
         assert!(progress.has_no_queue());
+        progress.seen("a", 0, 0);
+        assert!(!progress.has_no_queue());
     }
 }

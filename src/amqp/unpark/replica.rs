@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::progress::Progress;
 use super::{UnparkPermits, Unparking};
@@ -52,13 +52,17 @@ impl Unparker {
     async fn unpark(&mut self) {
         let versions = self.asked.borrow_and_update().clone();
         if self.depths.lacks_waits(&self.downstream) {
+            debug!(
+                downstream = self.downstream,
+                "limits or pauses changed, and no parked jobs are looked for: their queues were missing a moment ago"
+            );
             return;
         }
         let (mut attempt, mut backoff) = (0, Backoff::default());
-        let (mut progress, mut again, mut is_later) = (Progress::default(), AGAIN.iter(), false);
+        let (mut progress, mut again) = (Progress::default(), AGAIN.iter());
         while let Some(Some(connection)) = self.closing.run_until_cancelled(up(&mut self.link.current)).await
         {
-            let unparked = self.unpark_over(&connection, versions.as_deref(), is_later, &mut progress).await;
+            let unparked = self.unpark_over(&connection, versions.as_deref(), &mut progress).await;
             // It holds the socket of a lost connection.
             drop(connection);
             let downstream = &self.downstream;
@@ -70,13 +74,10 @@ impl Unparker {
                 );
             }
             let wait = match unparked {
-                Ok(()) => {
-                    is_later = true;
-                    match progress.doubtful().and_then(|_| again.next()) {
-                        Some(wait) => *wait / self.options.haste,
-                        None => return self.end(&progress),
-                    }
-                }
+                Ok(()) => match progress.doubtful().and_then(|_| again.next()) {
+                    Some(wait) => *wait / self.options.haste,
+                    None => return self.end(&progress),
+                },
                 Err(error) => {
                     attempt += 1;
                     again = AGAIN.iter();
@@ -106,14 +107,12 @@ impl Unparker {
         &self,
         connection: &Up,
         versions: Option<&str>,
-        is_later: bool,
         progress: &mut Progress,
     ) -> Result<(), Error> {
         let Self { options, downstream, permits, closing, .. } = self;
         let admissions = &*connection.admissions;
         let asks_queues = false;
-        let unparking =
-            Unparking { connection, admissions, permits, closing, versions, is_later, asks_queues };
+        let unparking = Unparking { connection, admissions, permits, closing, versions, asks_queues };
         let began = Instant::now();
         let unparked = unparking.run(options, downstream, progress).await;
         if unparked.is_ok() && progress.has_no_queue() {
