@@ -240,12 +240,10 @@ impl Sweeper {
                     queues.waits.iter_mut().for_each(|wait| wait.queue.length.declared());
                 }
             }
+            let began = Instant::now();
             let mut depth = queues.check(probe).await?;
             queues.gauges.show(depth);
             let mut seen = lock(&self.depths.0.seen);
-            if let Some(at) = queues.waits.first().and_then(|wait| wait.queue.length.missing_at()) {
-                seen.missing_waits.found(&queues.downstream, at);
-            }
             if let Some(depth) = &mut depth
                 && seen.outdated.contains(&queues.downstream)
             {
@@ -254,6 +252,14 @@ impl Sweeper {
             }
             // It may have been left meanwhile.
             let is_followed = lock(&self.depths.0.followed).contains_key(&queues.downstream);
+            if let Some(first) = queues.waits.first().filter(|_| is_followed) {
+                let length = &first.queue.length;
+                if length.get().is_some() {
+                    seen.missing_waits.seen(&queues.downstream, began);
+                } else if let Some(at) = length.missing_at() {
+                    seen.missing_waits.found(&queues.downstream, at);
+                }
+            }
             match depth.filter(|_| is_followed) {
                 Some(depth) => drop(seen.depths.insert(queues.downstream.clone(), depth)),
                 None => drop(seen.depths.remove(&queues.downstream)),

@@ -43,7 +43,14 @@ impl MissingWaits {
         self.declared.insert(downstream.to_owned(), at);
     }
 
-    /// Forgets a downstream that is not served any more.
+    /// Notes that a check which began at this time found some.
+    pub(super) fn seen(&mut self, downstream: &str, at: Instant) {
+        if self.missing.get(downstream).is_some_and(|missing| *missing <= at) {
+            self.missing.remove(downstream);
+        }
+    }
+
+    /// Forgets a downstream that is served no more.
     pub(super) fn forget(&mut self, downstream: &str) {
         self.missing.remove(downstream);
         self.declared.remove(downstream);
@@ -71,6 +78,28 @@ mod tests {
         missing.found("billing", before);
         assert!(missing.has("billing", start + COUNTS_FOR - SECOND));
         assert!(!missing.has("billing", start + COUNTS_FOR));
+    }
+
+    #[test]
+    fn what_another_replica_has_declared_is_not_missing_once_it_was_seen() {
+        let (mut missing, start) = (MissingWaits::default(), Instant::now());
+        missing.found("billing", start + SECOND);
+        missing.seen("billing", start);
+        assert!(missing.has("billing", start + SECOND), "that check began before");
+        missing.seen("billing", start + 2 * SECOND);
+        assert!(!missing.has("billing", start + 2 * SECOND));
+    }
+
+    #[test]
+    fn a_downstream_that_is_added_again_begins_anew() {
+        let (mut missing, start) = (MissingWaits::default(), Instant::now());
+        missing.declared("billing", start + SECOND);
+        missing.forget("billing");
+        missing.found("billing", start);
+        assert!(missing.has("billing", start), "it was declared for another");
+        missing.forget("billing");
+        assert!(!missing.has("billing", start));
+        assert!(missing.missing.is_empty() && missing.declared.is_empty());
     }
 
     #[test]
