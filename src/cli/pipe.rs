@@ -42,7 +42,8 @@ pub(super) struct Args {
     /// in its queue are not taken
     #[arg(long, value_name = "NAME", conflicts_with_all = ["rate", "to", "on_limit", "encoded_slash", "max_cost", "concurrency", "timeout", "max_attempts"])]
     downstream: Option<String>,
-    /// Puts the limits of the configuration in force for all daemons, if others are. Without it the command ends then
+    /// Puts the limits of the configuration in force for all daemons, if others are. They stay in force after the command.
+    /// Without it the command ends then
     #[arg(long, requires = "downstream")]
     force_limits: bool,
     /// What happens to a job that the rate does not allow at once

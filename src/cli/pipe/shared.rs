@@ -66,7 +66,13 @@ pub(super) struct Shared {
 pub(super) async fn agree(shared: Option<&Shared>) -> Result<(), Exit> {
     let Some(Shared { store, downstream, own, force }) = shared else { return Ok(()) };
     let agreed = timeout(PATIENCE, compare(&**store, downstream, own, *force)).await;
-    agreed.unwrap_or(Err(NotInForce::Silent)).map_err(out::failed)
+    let forced = agreed.unwrap_or(Err(NotInForce::Silent)).map_err(out::failed)?;
+    if let Some(changes) = forced {
+        out::say(format_args!(
+            "paced: limits at `{downstream}` changed for all replicas, for good: {changes}"
+        ));
+    }
+    Ok(())
 }
 
 /// Ends the use of the store: nothing is lost then of what was leased of the limits. A store that does not answer does not
@@ -83,18 +89,23 @@ pub(super) async fn finish(shared: Option<Shared>) {
 }
 
 /// Checks that the limits of a file, `own`, are those in force at the downstream, or that none are. With `force` it puts
-/// them in force instead; rates that operators set stay.
-async fn compare(store: &dyn Store, downstream: &str, own: &Terms, force: bool) -> Result<(), NotInForce> {
+/// them in force instead, and returns what changed; rates that operators set stay.
+async fn compare(
+    store: &dyn Store,
+    downstream: &str,
+    own: &Terms,
+    force: bool,
+) -> Result<Option<String>, NotInForce> {
     let record = store.read_record(downstream).await.map_err(ChangeError::from)?;
     let in_force = record.terms.as_deref().map(Terms::parse).transpose().map_err(ChangeError::from)?;
     let Some(changes) = in_force.and_then(|in_force| difference(&in_force, own, record.now)) else {
-        return Ok(());
+        return Ok(None);
     };
     if !force {
         return Err(NotInForce::Others { downstream: downstream.to_owned(), changes });
     }
     terms::replace(store, downstream, own, Replacement::Limits).await?;
-    Ok(())
+    Ok(Some(changes))
 }
 
 /// How the limits of a file differ from those of the file in force; `None` if they are the same.
@@ -105,7 +116,8 @@ fn difference(in_force: &Terms, own: &Terms, now: Micros) -> Option<String> {
     // Rates that operators set are over the limits of any file.
     let file = Terms::new(in_force.limits().clone(), in_force.plans().clone(), None);
     let changes = file.changes(now, own, now);
-    Some(if changes.is_empty() { "it has other plans".to_owned() } else { changes })
+    let same = || "the file has the same limits in another order or combination, or other plans".to_owned();
+    Some(if changes.is_empty() { same() } else { changes })
 }
 
 #[cfg(test)]
@@ -142,7 +154,7 @@ mod tests {
     async fn limits_that_are_in_force_are_used_and_none_are_written() {
         let empty = MemoryStore::new();
         for force in [false, true] {
-            compare(&empty, "billing", &file("5/s", None), force).await.unwrap();
+            assert_eq!(compare(&empty, "billing", &file("5/s", None), force).await.unwrap(), None);
         }
         assert_eq!(stored(&empty).await, None, "the dispatcher proposes them");
         let mut in_force = file("5/s", Some(7));
@@ -151,7 +163,7 @@ mod tests {
         let text = in_force.to_text();
         let store = store(&text).await;
         for force in [false, true] {
-            compare(&store, "billing", &file("5/s", None), force).await.unwrap();
+            assert_eq!(compare(&store, "billing", &file("5/s", None), force).await.unwrap(), None);
         }
         assert_eq!(
             stored(&store).await,
@@ -169,10 +181,11 @@ mod tests {
         assert_eq!(Exit::from(&error), Exit::Usage);
         assert!(error.to_string().contains(": leaky-bucket-0 5/s → 50/s; use the file"), "{error}");
         assert_eq!(stored(&store).await, Some(text));
-        compare(&store, "billing", &own, true).await.unwrap();
+        let changes = compare(&store, "billing", &own, true).await.unwrap();
+        assert_eq!(changes.as_deref(), Some("leaky-bucket-0 5/s → 50/s"));
         let after = Terms::parse(&stored(&store).await.unwrap()).unwrap();
         assert!(after.has_limits_of(&own), "also with a lower revision");
-        compare(&store, "billing", &own, false).await.unwrap();
+        assert_eq!(compare(&store, "billing", &own, false).await.unwrap(), None);
     }
 
     #[test]
@@ -188,7 +201,12 @@ mod tests {
         let differ = |one: &[&str], other: &[&str]| difference(&plans(one), &plans(other), Micros(0));
         assert_eq!(differ(&["1/s"], &["1/s"]), None);
         assert_eq!(differ(&["1/s"], &["2/s"]), Some("plan.l 1/s → 2/s".to_owned()));
-        assert_eq!(differ(&["1/s"], &["1/s", "1/s"]), Some("it has other plans".to_owned()));
+        let same = "the file has the same limits in another order or combination, or other plans";
+        assert_eq!(differ(&["1/s"], &["1/s", "1/s"]).as_deref(), Some(same));
+        let ordered = |limits: &[(&str, &str)]| Terms::new(set(limits), BTreeMap::new(), None);
+        let (one, other) =
+            (ordered(&[("a", "1/s"), ("b", "9/min")]), ordered(&[("b", "9/min"), ("a", "1/s")]));
+        assert_eq!(difference(&one, &other, Micros(0)).as_deref(), Some(same));
     }
 
     #[tokio::test]

@@ -284,6 +284,8 @@ async fn a_pipe_with_other_limits_than_those_in_force_sends_nothing() {
     assert_eq!(site.api.count(), 1, "nothing was sent");
     let forced = run(&["--force-limits"]).await;
     assert_eq!((forced.code, outcomes(&forced.stdout).len()), (0, 1), "{}", forced.stderr);
+    let said = format!("limits at `billing` changed for all replicas, for good: {changes}");
+    assert!(forced.stderr.contains(&said) && !refused.stderr.contains(&said), "{}", forced.stderr);
     replica.wait_line("limits changed", LONG).await;
     assert_eq!(replica.stop().await, 0);
 }
