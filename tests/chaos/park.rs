@@ -269,8 +269,8 @@ async fn parked_jobs_of_a_plan_go_soon_after_a_change() {
     all_but_those_sent_are_parked(&rig, JOBS).await;
     let before = rig.site.api.count();
 
-    rig.cli(&["reset", "billing", "--yes", "--reason", "chaos"]).await;
     let changed = stamp();
+    rig.cli(&["reset", "billing", "--yes", "--reason", "chaos"]).await;
     let replicas: Vec<&Paced> = rig.replicas.iter().collect();
     rig.site.used_up(2 * QUOTA, &replicas, LONG).await;
     let took = since(&rig, changed);
@@ -280,9 +280,9 @@ async fn parked_jobs_of_a_plan_go_soon_after_a_change() {
 
     all_but_those_sent_are_parked(&rig, JOBS).await;
     let left = JOBS - rig.site.api.count();
+    let changed = stamp();
     rig.cli(&["rate", "set", "billing", "10000/30d", "--limit", "plan.free.monthly", "--reason", "chaos"])
         .await;
-    let changed = stamp();
     rig.reach(JOBS).await;
     let took = since(&rig, changed);
     eprintln!("changes: {left} jobs are out {took:?} after their limit was raised");
