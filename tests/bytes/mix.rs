@@ -162,9 +162,11 @@ async fn takes(topic: &str, sizes: &[usize]) {
         sent / MIB,
         bytes / MIB,
     );
-    // Where the machine has time for nothing else: a busy one has no such pace.
-    let least = f64::from(scaled("PACED_SHORT_PACE", 0));
-    assert!(pace >= least, "{pace:.1} % of {SHORT_RATE}/s, at least {least} %");
+    // Only `make bytes` says how much, as the machine has time for nothing else then: a busy one has no such pace.
+    let least = scaled("PACED_SHORT_PACE", 0);
+    if least > 0 {
+        assert!(pace >= f64::from(least), "{pace:.1} % of {SHORT_RATE}/s, at least {least} %");
+    }
     assert!(peak < bound_mib(longest), "{peak} MiB");
     // The short jobs are of a few bytes, and some are held.
     assert!(sent <= 2 * bytes + 8 * MIB, "{sent} bytes for {bytes}");

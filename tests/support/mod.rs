@@ -107,7 +107,9 @@ pub async fn eventually(what: &str, within: Duration, mut condition: impl FnMut(
 
 /// A number that people may raise for the real figures, such as `PACED_OUTAGE_SECONDS=60`.
 pub fn scaled(name: &str, default: u32) -> u32 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    let number =
+        |text: String| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a whole number"));
+    std::env::var(name).map_or(default, number)
 }
 
 /// A name that no other test and no other run has, for `amqp.prefix`, `store.key_prefix` and downstreams, so that tests
