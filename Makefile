@@ -107,7 +107,6 @@ lint-code:
 # With the features of dependencies that a user's build takes, as lint-features checks them too: none is checked twice.
 lint-docs:
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --all-features --lib
-	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --lib
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --lib --features $(SHOWN)
 
 # What other people depend on, the library with nothing or with its defaults (which are `headers`); and each other feature that

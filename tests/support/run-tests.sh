@@ -101,13 +101,15 @@ quick)
 *)
     [ "$mode" = all ] || noise
     phase unit --config "$runner" --lib --bins
-    # These two wait for servers most of their time, each for its own. Only the second shows its progress on a terminal.
+    # These wait for servers much of their time, each for its own. Only the last one shows its progress on a terminal.
     phase bytes --config "$runner" --test bytes 2>/dev/null &
     bytes=$!
-    started="$started $bytes"
-    phase faults --config "$runner" --test faults
-    wait "$bytes" || printf ' bytes' >>"$logs/failed"
+    phase faults --config "$runner" --test faults 2>/dev/null &
+    faults=$!
+    started="$started $bytes $faults"
     phase it --config "$runner" --test it
+    wait "$bytes" || printf ' bytes' >>"$logs/failed"
+    wait "$faults" || printf ' faults' >>"$logs/failed"
     # These are no programs with the options that the runner adds.
     phase docs --doc
     ;;
