@@ -35,9 +35,9 @@ async fn jobs_go_by_requests_and_by_tokens() {
 
     run.assert_once();
     // The last job of a minute goes 3 s before the first one of the next: the edge is in the middle.
-    let (first, minute) =
-        (run.stamps[0] - nanos(Duration::from_millis(1500)), nanos(Duration::from_secs(60)));
-    let counts = [0, 1].map(|n| run.count(first + n * minute..first + (n + 1) * minute));
+    let first = run.stamps[0];
+    let edges = [0, 58_500, 118_500].map(|millis| first + nanos(Duration::from_millis(millis)));
+    let counts = [0, 1].map(|n| run.count(edges[n]..edges[n + 1]));
     assert_eq!(counts, [EACH; 2], "{run}");
     let count = busiest(&run.stamps, Duration::from_secs(57));
     assert!(count <= EACH, "{count} in 57 s; {run}");
