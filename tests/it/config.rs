@@ -11,6 +11,7 @@ use paced::dispatch::OnUnavailable;
 use proptest::prelude::*;
 use tempfile::{TempDir, tempdir};
 
+mod costs;
 mod dynamic;
 mod lanes;
 mod limits;

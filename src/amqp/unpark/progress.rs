@@ -34,8 +34,7 @@ enum State {
 }
 
 impl Progress {
-    /// Records the answer to a check. Returns whether the queue had no message in all checks before, of which there was at
-    /// least one.
+    /// Records the answer to a check. Returns true if there were checks of this queue before and none of them found a message.
     pub(super) fn seen(&mut self, queue: &str, messages: u32, holders: u32) -> bool {
         let state = match (messages, holders, self.queues.get(queue)) {
             (0, 0, Some(State::Begun)) => State::Begun,
