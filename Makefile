@@ -1,7 +1,7 @@
 # `make` lists what there is.
 
 CARGO ?= cargo
-FEATURES = redis amqp http tls config dispatch demo
+FEATURES = redis amqp http config demo
 # The features that docs.rs shows.
 SHOWN = $(shell sed -n '/^\[package.metadata.docs.rs\]/,/^$$/s/^features = \[\(.*\)\]/\1/p' Cargo.toml | tr -d '" ')
 SCRIPTS = $(shell git ls-files '*.sh' .ci/run deploy/debian/p*rm deploy/debian/postinst 2>/dev/null || ls .ci/run tests/support/*.sh deploy/*.sh)
@@ -110,7 +110,8 @@ lint-docs:
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --locked --no-deps --lib --features $(SHOWN)
 
 # What other people depend on, the library with nothing or with its defaults (which are `headers`); and each other feature that
-# they may choose alone. `failpoints` is for tests, which take all features.
+# they may choose alone. `tls` and `dispatch` are parts of those, and of no use alone; `failpoints` is for tests, which take all
+# features.
 lint-features:
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	$(CARGO) clippy --locked -- -D warnings

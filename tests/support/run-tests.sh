@@ -101,17 +101,20 @@ quick)
 *)
     [ "$mode" = all ] || noise
     phase unit --config "$runner" --lib --bins
-    # These wait for servers much of their time, each for its own. Only the last one shows its progress on a terminal.
+    # All of these wait for something much of their time: for servers, each for its own, or, the examples in the docs, for
+    # one thread of the compiler. Only the last one shows its progress on a terminal.
     phase bytes --config "$runner" --test bytes 2>/dev/null &
     bytes=$!
     phase faults --config "$runner" --test faults 2>/dev/null &
     faults=$!
-    started="$started $bytes $faults"
+    # The examples are no programs with the options that the runner adds.
+    phase docs --doc 2>/dev/null &
+    docs=$!
+    started="$started $bytes $faults $docs"
     phase it --config "$runner" --test it
     wait "$bytes" || printf ' bytes' >>"$logs/failed"
     wait "$faults" || printf ' faults' >>"$logs/failed"
-    # These are no programs with the options that the runner adds.
-    phase docs --doc
+    wait "$docs" || printf ' docs' >>"$logs/failed"
     ;;
 esac
 

@@ -6,7 +6,7 @@ set -eu
 
 program=$1
 case ${program##*/} in
-it-*) threads=$(($(nproc) * 3)) ;;
+it-*) threads=$(($(nproc) * 4)) ;;
 faults-*) threads=$(($(nproc) * 2)) ;;
 *) threads=$(nproc) ;;
 esac
