@@ -3,11 +3,13 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -40,6 +42,8 @@ const MAX_CONNECTION_LIFE: Duration = Duration::from_secs(60);
 /// How much longer a connection lives for a change that is in progress: its body, its work and its answer have time-outs
 /// of their own, which are shorter together.
 const MAX_CHANGE: Duration = Duration::from_secs(90);
+/// How long a connection at its end waits for one more request.
+const LAST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time-out for answers in progress when a connection is to end.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the end waits for changes that are in progress: longer than the store may take for one answer.
@@ -195,12 +199,16 @@ impl Serving {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let pages = TowerToHyperService::new(self.pages.clone());
+        let ends = &AtomicBool::new(false);
         let service = service_fn(|mut request: Request<Incoming>| {
             let in_progress = peer.request();
             request.extensions_mut().insert(peer.clone());
             let answer = pages.call(request);
             async move {
-                let answer = answer.await;
+                let mut answer = answer.await;
+                if let (true, Ok(answer)) = (ends.load(Ordering::Relaxed), &mut answer) {
+                    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
                 drop(in_progress);
                 answer
             }
@@ -213,6 +221,12 @@ impl Serving {
         tokio::select! {
             _ = connection.as_mut() => return,
             _ = timeout(MAX_CONNECTION_LIFE, self.stop.cancelled()) => {}
+        }
+        // The client may be sending its next request just now. It gets an answer, which says that it is the last one.
+        ends.store(true, Ordering::Relaxed);
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            _ = timeout(LAST_REQUEST_TIMEOUT, self.stop.cancelled()) => {}
         }
         connection.as_mut().graceful_shutdown();
         if peer.has_change() {
@@ -283,12 +297,35 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn who_goes_on_asking_loses_no_request_at_the_end_of_a_connection() {
+        let server = started().await;
+        let start = Instant::now();
+        let mut client = TcpStream::connect(server.address()).await.unwrap();
+        let mut answer = String::new();
+        while !answer.contains("connection: close") {
+            assert!(start.elapsed() < 2 * MAX_CONNECTION_LIFE, "it lives for ever");
+            tokio::time::sleep(LAST_REQUEST_TIMEOUT / 3).await;
+            client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+            answer.clear();
+            while !answer.ends_with("hello") {
+                let mut some = [0; 512];
+                let read = client.read(&mut some).await.unwrap();
+                assert_ne!(read, 0, "closed without an answer after {:?}", start.elapsed());
+                answer += std::str::from_utf8(&some[..read]).unwrap();
+            }
+        }
+        assert!(start.elapsed() >= MAX_CONNECTION_LIFE);
+        assert_eq!(rest(&mut client).await, b"");
+        server.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn who_does_not_read_is_let_go() {
         let server = started().await;
         let start = Instant::now();
         let mut deaf = TcpStream::connect(server.address()).await.unwrap();
         deaf.write_all(ASK).await.unwrap();
-        tokio::time::sleep(MAX_CONNECTION_LIFE + 2 * END_TIMEOUT).await;
+        tokio::time::sleep(MAX_CONNECTION_LIFE + LAST_REQUEST_TIMEOUT + END_TIMEOUT).await;
         assert!(rest(&mut deaf).await.len() < 64 << 20, "cut off");
         assert!(start.elapsed() < MAX_CONNECTION_LIFE + 3 * END_TIMEOUT);
         server.stop().await;
