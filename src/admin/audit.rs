@@ -21,6 +21,10 @@ use super::reply::Refusal;
 use super::routes::{Client, MAX_SHOWN};
 use crate::telemetry;
 
+/// The target of all lines here, which are in the log at any of its levels: otherwise a daemon that logs warnings alone would
+/// leave no line of a change that was made.
+pub(crate) const TARGET: &str = module_path!();
+
 /// Notes that somebody reads the body of a dead letter, `chosen` by this. The line is written, as far as it can be, when
 /// this returns, so before the broker is asked: a body may be anybody's secret.
 ///

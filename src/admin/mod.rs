@@ -26,6 +26,7 @@ use routes::Route;
 
 pub(crate) use access::{Access, Token, Tokens};
 pub(crate) use api::{Api, Letters, Operations};
+pub(crate) use audit::TARGET as AUDIT_LOG;
 pub(crate) use health::{Missing, Readiness, StoreProbe, Stuck};
 pub(crate) use server::{CHANGES_TIMEOUT, Server, bind};
 

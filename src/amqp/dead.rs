@@ -240,7 +240,7 @@ impl DeadLetters {
         mut each: impl AsyncFnMut(Letter, u64) -> Result<Verdict, Error>,
         mut progress: impl FnMut(&Tally),
     ) -> Result<Tally, Error> {
-        let mut held = HeldLetters::start(&self.consuming, &self.letter_queue, self.queue()).await?;
+        let mut held = HeldLetters::start(&self.consuming, &self.options, &self.letter_queue).await?;
         let (now, start) = (wall_now(), held.found);
         let found = scan.first.unwrap_or(start).min(start);
         let (mut tally, mut removed) = (Tally { found, ..Tally::default() }, 0);

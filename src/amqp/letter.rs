@@ -22,6 +22,9 @@ pub(super) const ROUTING_KEY: &str = "paced-routing-key";
 pub(super) const DEAD_AT: &str = "paced-dead-at";
 const RESPONSE: &str = "paced-response";
 
+/// The broker's account of its own dead-lettering.
+const DEATHS: &str = "x-death";
+
 /// The headers that a dead letter has beyond its job's own.
 const REPORT: [&str; 7] = [REASON, DETAIL, STATUS, ATTEMPTS, ROUTING_KEY, DEAD_AT, RESPONSE];
 
@@ -145,6 +148,12 @@ pub(super) fn is_parked(properties: &BasicProperties) -> bool {
     properties.headers().as_ref().is_some_and(|headers| headers.contains_key(PARKED))
 }
 
+/// Whether the broker itself made the message a letter, such as one that expired in the queue of the jobs: it has an account of
+/// that. paced puts no letter with one into a queue.
+pub(super) fn is_by_broker(properties: &BasicProperties) -> bool {
+    properties.headers().as_ref().is_some_and(|headers| headers.contains_key(DEATHS))
+}
+
 /// The routing key that a parked job was published with.
 pub(super) fn parked_key(properties: &BasicProperties) -> Option<ShortString> {
     ShortString::try_new(header(properties, ROUTING_KEY)?).ok()
@@ -225,7 +234,7 @@ pub(super) fn response(properties: &BasicProperties) -> Option<String> {
 /// broker's account of its own dead-lettering.
 pub(super) fn routing_key(properties: &BasicProperties) -> Option<String> {
     header(properties, ROUTING_KEY).or_else(|| {
-        let deaths = match properties.headers().as_ref()?.inner().get("x-death")? {
+        let deaths = match properties.headers().as_ref()?.inner().get(DEATHS)? {
             AMQPValue::FieldArray(deaths) => deaths,
             _ => return None,
         };
@@ -263,7 +272,7 @@ pub(super) fn is_report(name: &str) -> bool {
 }
 
 fn is_brokers(name: &str) -> bool {
-    matches!(name, "x-death" | "x-delivery-count" | "x-acquired-count" | "x-delay" | "CC" | "BCC")
+    matches!(name, DEATHS | "x-delivery-count" | "x-acquired-count" | "x-delay" | "CC" | "BCC")
         || name.starts_with("x-first-death-")
         || name.starts_with("x-last-death-")
         // One of these is the delivery time that a future version of quorum queues reads.

@@ -42,6 +42,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use paced::dispatch::JOB_LOG;
 
+use crate::admin::AUDIT_LOG;
 use crate::telemetry::{self, Color, LogFormat};
 use exit::Exit;
 
@@ -193,6 +194,7 @@ pub(crate) fn main() -> ExitCode {
     let logs_jobs = global.verbose >= 2 || matches!(command, Command::Run(run::Args { log_jobs: true }));
     let mut suppressed = suppressed(&command).to_vec();
     suppressed.push((JOB_LOG, if logs_jobs { "info" } else { "off" }));
+    suppressed.push((AUDIT_LOG, "info"));
     let log = telemetry::init(level, global.log_format, global.color, &suppressed);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let (runtime, _log) = match (runtime, log) {

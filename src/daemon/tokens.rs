@@ -14,8 +14,8 @@ use super::watches::Refresh;
 use crate::admin::{Access, Token, Tokens};
 
 /// How long the file of a token must be gone or empty before the token is revoked: a program that replaces a file may
-/// empty it first.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// empty it first. It is less than the second between two looks, so that the second one revokes the token.
+const PATIENCE: Duration = Duration::from_millis(900);
 
 /// The tokens of `[admin]`, as their files have them.
 pub(super) struct TokenFiles {

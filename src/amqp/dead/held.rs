@@ -5,6 +5,7 @@ use lapin::{Channel, Connection};
 
 use super::letter_queue::LetterQueue;
 use super::letter_view::Letter;
+use crate::amqp::Options;
 use crate::amqp::connection::{ask, channel};
 use crate::amqp::error::Error;
 use crate::amqp::guard::take_body_length;
@@ -31,6 +32,8 @@ pub(super) struct HeldLetters<'a> {
     connection: &'a Connection,
     letter_queue: &'a LetterQueue,
     queue: String,
+    /// The exchange that producers publish to.
+    jobs: String,
     /// The number of letters at the start, as the queue counted them, until the queue turns out to have fewer.
     pub(super) found: u32,
     seen: u32,
@@ -50,13 +53,14 @@ impl<'a> HeldLetters<'a> {
     /// Counts the letters; holds none yet.
     pub(super) async fn start(
         connection: &'a Connection,
+        options: &Options,
         letter_queue: &'a LetterQueue,
-        queue: String,
     ) -> Result<Self, Error> {
+        let (queue, jobs) = (letter_queue.queue(options), options.jobs_exchange());
         let channel = channel(connection).await?;
         let found = find_queue(&channel, &queue).await?;
         let groups = vec![Group { channel, tags: Vec::new() }];
-        Ok(Self { connection, letter_queue, queue, found, seen: 0, groups, returned_before: false })
+        Ok(Self { connection, letter_queue, queue, jobs, found, seen: 0, groups, returned_before: false })
     }
 
     /// Takes the next letter, with the length of its body; `None` where there is none any more.
@@ -79,7 +83,7 @@ impl<'a> HeldLetters<'a> {
         let bytes = take_body_length(&mut delivery.properties).unwrap_or(delivery.data.len() as u64);
         let letter = match self.letter_queue {
             LetterQueue::Dead(_) => Letter::dead(delivery),
-            LetterQueue::Unroutable | LetterQueue::Jobs(_) => Letter::unroutable(delivery),
+            LetterQueue::Unroutable | LetterQueue::Jobs(_) => Letter::unroutable(delivery, &self.jobs),
         };
         Ok(Some((letter, bytes)))
     }

@@ -8,8 +8,8 @@ use lapin::message::Delivery;
 
 use crate::amqp::guard::{Mark, take_mark};
 use crate::amqp::letter::{
-    ATTEMPTS, DEAD_AT, DETAIL, REASON, STATUS, header, is_parked, is_report, parked_key, response,
-    routing_key,
+    ATTEMPTS, DEAD_AT, DETAIL, REASON, STATUS, header, is_by_broker, is_parked, is_report, parked_key,
+    response, routing_key,
 };
 use crate::amqp::message::{message, value};
 use crate::job::{Message, Reason, Value};
@@ -22,7 +22,8 @@ pub struct Letter {
     pub message: Message,
     /// All properties and headers as they were delivered.
     pub properties: BasicProperties,
-    /// `paced-reason`; `None` where the broker dead-lettered it, and for unroutable messages.
+    /// `paced-reason`; `None` where the broker dead-lettered it, and for unroutable messages. So are the fields below where a
+    /// producer has sent headers with these names.
     pub reason: Option<String>,
     /// `paced-detail`.
     pub detail: Option<String>,
@@ -40,24 +41,34 @@ pub struct Letter {
 }
 
 impl Letter {
-    /// Opens a message of the dead letters.
+    /// Opens a message of the dead letters. One that the broker put there by itself has no report: headers with such names
+    /// are its producer's.
     pub(super) fn dead(mut delivery: Delivery) -> Self {
         let malformed = take_mark(&mut delivery.properties).and_then(Mark::malformed);
         let key = routing_key(&delivery.properties);
-        Self::open(delivery, key, malformed)
+        let has_report = !is_by_broker(&delivery.properties);
+        Self::open(delivery, key, malformed, has_report)
     }
 
-    /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers.
-    pub(super) fn unroutable(mut delivery: Delivery) -> Self {
+    /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers. In a message that
+    /// was published to `jobs`, the exchange of producers, these headers and those of a report mean nothing.
+    pub(super) fn unroutable(mut delivery: Delivery, jobs: &str) -> Self {
         let malformed = take_mark(&mut delivery.properties).and_then(Mark::malformed);
-        let parked = is_parked(&delivery.properties).then(|| parked_key(&delivery.properties)).flatten();
+        let is_ours = delivery.exchange.as_str() != jobs;
+        let is_parked = is_ours && is_parked(&delivery.properties);
+        let parked = is_parked.then(|| parked_key(&delivery.properties)).flatten();
         let key = parked.unwrap_or_else(|| delivery.routing_key.clone()).to_string();
-        Self::open(delivery, Some(key), malformed)
+        Self::open(delivery, Some(key), malformed, is_ours)
     }
 
-    fn open(delivery: Delivery, routing_key: Option<String>, malformed: Option<String>) -> Self {
+    fn open(
+        delivery: Delivery,
+        routing_key: Option<String>,
+        malformed: Option<String>,
+        has_report: bool,
+    ) -> Self {
         let Delivery { properties, data, .. } = delivery;
-        let header = |name| header(&properties, name);
+        let header = |name| if has_report { header(&properties, name) } else { None };
         // A letter that the broker or another client put there may be malformed. Then that is its reason, and its
         // header does not count.
         let reason = match malformed {
@@ -71,7 +82,7 @@ impl Letter {
             status: header(STATUS),
             attempts: header(ATTEMPTS),
             dead_at: header(DEAD_AT),
-            response: response(&properties),
+            response: if has_report { response(&properties) } else { None },
             message: message(key, &properties, Bytes::from(data), malformed),
             routing_key,
             properties,
@@ -140,6 +151,8 @@ impl Filter {
 
 #[cfg(test)]
 mod tests {
+    use lapin::types::{AMQPValue, FieldArray, FieldTable};
+
     use super::*;
 
     const NOW: Micros = Micros(1_700_000_000_000_000);
@@ -157,6 +170,51 @@ mod tests {
             dead_at: dead_at.map(|at| at.to_string()),
             response: None,
         }
+    }
+
+    /// A delivery over this exchange, with the headers of a report and of a parked job, and perhaps the broker's account of a
+    /// dead-lettering.
+    fn delivery(exchange: &str, is_by_broker: bool) -> Delivery {
+        let mut headers = FieldTable::default();
+        let all = [REASON, DETAIL, STATUS, ATTEMPTS, DEAD_AT, "paced-response", "paced-parked"];
+        for name in all {
+            headers.insert(name.into(), AMQPValue::LongString("7".into()));
+        }
+        headers.insert("paced-routing-key".into(), AMQPValue::LongString("other.x".into()));
+        if is_by_broker {
+            headers.insert("x-death".into(), AMQPValue::FieldArray(FieldArray::default()));
+        }
+        let mut delivery = Delivery::mock(1, exchange.into(), "billing.eu".into(), false, Vec::new());
+        delivery.properties = BasicProperties::default().with_headers(headers);
+        delivery
+    }
+
+    /// Whether the letter has all of a report, or nothing of it.
+    #[track_caller]
+    fn has_report(letter: &Letter) -> bool {
+        let Letter { reason, detail, status, attempts, dead_at, response, .. } = letter;
+        let all = [reason, detail, status, attempts, dead_at, response];
+        let found = all.iter().filter(|field| field.is_some()).count();
+        assert!([0, all.len()].contains(&found), "{letter:?}");
+        found > 0
+    }
+
+    /// A job may have an `expiration`, and any headers.
+    #[test]
+    fn a_letter_of_the_broker_has_no_report() {
+        assert!(has_report(&Letter::dead(delivery("", false))));
+        let brokers = Letter::dead(delivery("", true));
+        assert!(!has_report(&brokers));
+        assert!(brokers.job().headers.is_empty(), "they are no part of the job either");
+    }
+
+    /// It would be published for a downstream that the producer may not publish for.
+    #[test]
+    fn what_a_producer_says_of_an_unroutable_message_does_not_count() {
+        let opened = |exchange| Letter::unroutable(delivery(exchange, false), "p.jobs");
+        let (theirs, parked) = (opened("p.jobs"), opened("p.home"));
+        assert_eq!((theirs.routing_key.as_deref(), has_report(&theirs)), (Some("billing.eu"), false));
+        assert_eq!((parked.routing_key.as_deref(), has_report(&parked)), (Some("other.x"), true));
     }
 
     #[test]

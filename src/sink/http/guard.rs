@@ -4,10 +4,12 @@ use std::error::Error;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::vec;
 
 use hyper_util::client::legacy::connect::dns::Name;
+use tokio::sync::Semaphore;
 use tower_service::Service;
 use url::{Host, Url};
 
@@ -24,14 +26,21 @@ pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
     Ok((host, 0).to_socket_addrs()?.collect())
 }
 
+/// The most lookups of one host at a time. Each takes a thread until the system's resolver answers, which may be long after the
+/// connection was given up; all downstreams share these threads.
+const MOST_LOOKUPS: usize = 8;
+
 /// Removes addresses that [`is_forbidden`] from the results of a lookup. It runs on each connect, so a name that
-/// resolves otherwise between check and use gains nothing.
+/// resolves otherwise between check and use gains nothing. Clones share the bound of lookups at a time.
 #[derive(Clone)]
-pub(super) struct Resolver(Lookup);
+pub(super) struct Resolver {
+    lookup: Lookup,
+    turns: Arc<Semaphore>,
+}
 
 impl Resolver {
-    pub(super) const fn new(lookup: Lookup) -> Self {
-        Self(lookup)
+    pub(super) fn new(lookup: Lookup) -> Self {
+        Self { lookup, turns: Arc::new(Semaphore::new(MOST_LOOKUPS)) }
     }
 }
 
@@ -45,10 +54,16 @@ impl Service<Name> for Resolver {
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let lookup = self.0;
+        let (lookup, turns) = (self.lookup, Arc::clone(&self.turns));
         Box::pin(async move {
             let host = name.as_str().to_owned();
-            let found = tokio::task::spawn_blocking(move || lookup(&host)).await??;
+            // The semaphore is never closed.
+            let turn = turns.acquire_owned().await?;
+            let looking = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                lookup(&host)
+            });
+            let found = looking.await??;
             allowed(name.as_str(), found)
         })
     }
@@ -138,6 +153,9 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Condvar, Mutex};
+
     use super::*;
 
     fn address(text: &str) -> IpAddr {
@@ -208,5 +226,37 @@ mod tests {
         let left: Vec<_> = allowed("x", found(&["169.254.1.1", "10.0.0.1", "fe80::1"])).unwrap().collect();
         assert_eq!(left, [SocketAddr::new(address("10.0.0.1"), 0)]);
         assert!(allowed("x", found(&["169.254.1.1", "fe80::1"])).is_err());
+    }
+
+    /// The lookups that have begun, and whether they are answered.
+    static BEGUN: AtomicUsize = AtomicUsize::new(0);
+    static IS_ANSWERED: Mutex<bool> = Mutex::new(false);
+    static ANSWERED: Condvar = Condvar::new();
+
+    /// A resolver that answers only once it is to.
+    fn silent(_: &str) -> io::Result<Vec<SocketAddr>> {
+        BEGUN.fetch_add(1, Ordering::SeqCst);
+        let waiting = IS_ANSWERED.lock().unwrap();
+        let _answered = ANSWERED.wait_while(waiting, |is_answered| !*is_answered).unwrap();
+        Ok(vec![SocketAddr::new(address("10.0.0.1"), 0)])
+    }
+
+    /// One that does not answer takes few threads from others.
+    #[tokio::test]
+    async fn few_lookups_of_a_host_are_under_way_at_a_time() {
+        let resolver = Resolver::new(silent);
+        let call = || tokio::spawn(resolver.clone().call("api.example".parse().unwrap()));
+        let calls: Vec<_> = (0..2 * MOST_LOOKUPS).map(|_| call()).collect();
+        while BEGUN.load(Ordering::SeqCst) < MOST_LOOKUPS {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(resolver.turns.available_permits(), 0);
+        assert_eq!(BEGUN.load(Ordering::SeqCst), MOST_LOOKUPS, "the others wait");
+        *IS_ANSWERED.lock().unwrap() = true;
+        ANSWERED.notify_all();
+        for call in calls {
+            assert_eq!(call.await.unwrap().unwrap().count(), 1);
+        }
+        assert_eq!(resolver.turns.available_permits(), MOST_LOOKUPS);
     }
 }

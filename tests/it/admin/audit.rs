@@ -99,3 +99,30 @@ async fn a_change_whose_client_hangs_up_is_made_and_logged() {
     assert_eq!(numbers[0], numbers[1], "both lines are of one change");
     assert_eq!(replica.paced.stop().await, 0);
 }
+
+/// With `-q` the log has warnings alone, and with them the changes that were made.
+#[tokio::test]
+async fn a_quiet_daemon_logs_each_change() {
+    let site = Site::shared("auditquiet", "rate = '100/s'").await;
+    let address = format!("127.0.0.1:{}", free_port());
+    let config = format!("{}[admin]\nlisten = '{address}'\ntoken = '{TOKEN}'\n", site.config());
+    let paced = Paced::start(&config, &["-q"], &[]).await;
+    let replica = AdminReplica { paced, base: format!("http://{address}"), client: Client::new() };
+    let bearer = format!("Bearer {TOKEN}");
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+    let url = format!("{}/api/v1/downstreams/billing/pause", replica.base);
+    // It does not say when it listens.
+    until("the pause", LONG, async || {
+        let sent = replica.client.send(Method::POST, &url, &headers, r#"{"reason": "quiet"}"#).await;
+        sent.is_ok_and(|reply| reply.status == 200)
+    })
+    .await;
+    let changed = replica.audit("admin: changed", 1).await;
+    assert_eq!(changed[0]["reason"], "quiet");
+    let log: Vec<Value> =
+        replica.paced.log().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_changes = ["admin: changing", "admin: changed"];
+    let mut others = log.iter().filter(|line| of_changes.iter().all(|message| line["message"] != *message));
+    assert!(others.all(|line| line["level"] != "INFO"), "{log:?}");
+    assert_eq!(replica.paced.stop().await, 0);
+}
