@@ -19,7 +19,10 @@ async fn what_becomes_of_other_replicas_is_shown() {
     let (one, ends) = tokio::join!(AdminReplica::hasty(&right, HASTE), AdminReplica::hasty(&more, HASTE));
     let states = of("fleet");
     let are_so = async |ids: &[&str], since| {
-        let made = ids.iter().map(|id| Made::new(state(&states, id), "billing", ""));
+        let made = ids.iter().map(|id| {
+            let downstream = if *id == "orphan" { "old" } else { "billing" };
+            Made::new(state(&states, id), downstream, "")
+        });
         are_shown(&one, since, made.collect()).await;
     };
     are_so(&["stray"], 0).await;
