@@ -1,6 +1,7 @@
 //! `paced init`: a first configuration, from options or from answers to a few questions.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -98,11 +99,17 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
         write(path, text, *mode, args.force)?;
     }
     files.iter().rev().try_for_each(|(path, ..)| out::path(global.output, path))?;
-    let file = file.display();
-    out::say(format_args!(
-        "paced: next: paced check --online -c {file}; paced run -c {file}; and while it runs paced status -c {file}"
-    ));
+    say_next(&file.display(), answers.get(&Field::Downstream).map_or("", String::as_str));
     Ok(())
+}
+
+/// Says which commands come next.
+fn say_next(file: &impl Display, downstream: &str) {
+    out::say(format_args!(
+        "paced: next:\n  paced check --online -c {file}    # are the servers there?\n  paced run -c {file}\n\
+         and while it runs, in another terminal:\n  paced publish {downstream} --body '{{}}' -c {file}    # sends a job to the API\n  \
+         paced status -c {file}"
+    ));
 }
 
 /// A token of 32 random bytes, as text.

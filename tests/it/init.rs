@@ -51,9 +51,12 @@ async fn options_make_a_file_that_passes_the_check() {
     let limits = ["--limit", "5000/day", "--limit", "900/h"];
     let output = init(&folder, &[&more[..], &limits].concat()).await;
     assert_eq!((output.code, output.stdout.as_str()), (0, "paced.toml\nadmin-token\n"), "{}", output.stderr);
-    for next in
-        ["paced check --online -c paced.toml", "paced run -c paced.toml", "paced status -c paced.toml"]
-    {
+    for next in [
+        "\n  paced check --online -c paced.toml ",
+        "\n  paced run -c paced.toml\n",
+        "\n  paced publish billing --body '{}' -c paced.toml ",
+        "\n  paced status -c paced.toml\n",
+    ] {
         assert!(output.stderr.contains(next), "{}", output.stderr);
     }
     let token = folder.path().join("admin-token");
