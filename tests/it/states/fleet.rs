@@ -30,7 +30,8 @@ async fn what_becomes_of_other_replicas_is_shown() {
     // The one that has ended served another downstream, too.
     assert_eq!(ends.paced.stop().await, 0);
     hangs.paced.freeze();
-    are_so(&["frozen", "orphan"], 0).await;
+    let (asked, ()) = tokio::join!(hangs.tool(TOKEN, &["status"]), are_so(&["frozen", "orphan"], 0));
+    assert!(asked.code == 69 && asked.stderr.contains("says nothing within 10s: it hangs"), "{asked:?}");
     let line = one.paced.wait_line("replicas have been silent for", LONG).await;
     let line: Value = serde_json::from_str(&line).unwrap();
     let named = line["replicas"].as_str().unwrap();
