@@ -23,7 +23,7 @@ pub(super) struct Args {
     /// URL of the API; a job's path is appended behind one slash
     #[arg(long, value_name = "URL")]
     base_url: Option<String>,
-    /// Limit of the API: COUNT/UNIT, such as 50/s or 1000/minute
+    /// Limit of the API: COUNT/UNIT, such as 50/s or 1000/minute; jobs are spaced evenly. It may be left out with --limit
     #[arg(long)]
     rate: Option<String>,
     /// A further limit of the API, such as 5000/day (a quota by the calendar in UTC) or 1000/hour (in any hour); may be repeated
@@ -129,7 +129,13 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
             answers.insert(field, given.clone());
         }
     }
-    let is_missing = |field: &Field| field.is_required() && !answers.contains_key(field);
+    // A window or a quota may be all that the API has.
+    let has_no_pace = !args.limits.is_empty() && !answers.contains_key(&Field::Rate);
+    if has_no_pace && answers.contains_key(&Field::Margin) {
+        return Err(out::fail(Exit::Usage, "--margin: it is that of --rate; give that too"));
+    }
+    let is_moot = |field: Field| has_no_pace && matches!(field, Field::Rate | Field::Margin);
+    let is_missing = |field: &Field| field.is_required() && !is_moot(*field) && !answers.contains_key(field);
     let missing: Vec<&str> = Field::ALL.into_iter().filter(is_missing).map(Field::option).collect();
     if !missing.is_empty() {
         if !confirm::is_possible() {
@@ -141,7 +147,8 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
             return Err(out::fail(Exit::Usage, problem));
         }
         for field in Field::ALL {
-            if !answers.contains_key(&field)
+            if !is_moot(field)
+                && !answers.contains_key(&field)
                 && let Some(answer) = ask(field, &answers)?
             {
                 answers.insert(field, answer);
