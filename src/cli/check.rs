@@ -81,7 +81,8 @@ fn offline(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
         let mut plans = serde_json::Map::new();
         for plan in rules {
             let (plan_name, most) = (&plan.name, &plan.max_cost);
-            report.line(format_args!("{name}: a job of plan {plan_name} may cost up to {most} (max_cost)"))?;
+            report
+                .line(format_args!("{name}: a job of plan {plan_name} may cost up to {most} (max_cost)"))?;
             plans.insert(plan.name, json!({ "max_cost": plan.max_cost.units }));
         }
         let costs = costs(name, downstream, report)?;
