@@ -25,8 +25,19 @@ const DATA: &str = include_str!("states.toml");
 const PAGE: &str = "docs/troubleshooting.md";
 
 /// The tests that make the states.
-const SETTINGS: [&str; 10] =
-    ["broker", "changes", "downstreams", "drain", "file", "fleet", "leader", "parking", "store", "stuck"];
+const SETTINGS: [&str; 11] = [
+    "broker",
+    "changes",
+    "downstreams",
+    "drain",
+    "file",
+    "fleet",
+    "leader",
+    "parking",
+    "stall",
+    "store",
+    "stuck",
+];
 
 /// The table `[admin]` of replicas that are asked.
 fn admin() -> String {
@@ -338,7 +349,7 @@ fn the_table_is_made_from_the_states() {
 #[test]
 fn each_state_has_a_test_that_makes_it() {
     let states = all();
-    assert!(states.len() >= 54, "{}", states.len());
+    assert!(states.len() >= 55, "{}", states.len());
     let ids: BTreeSet<&str> = states.iter().map(|state| state.id.as_str()).collect();
     assert_eq!(ids.len(), states.len(), "no state is there twice");
     let settings: BTreeSet<&str> = states.iter().map(|state| state.setting.as_str()).collect();

@@ -1,10 +1,10 @@
-//! Daemons whose store or broker goes or refuses, one that hangs, and one that stops.
+//! Daemons whose store or broker goes or refuses, and those that hang, stand still or stop.
 
 use lapin::types::AMQPValue;
 use paced::{FileStore, Store as _};
 
 use super::*;
-use crate::support::api::{Answer, Gate};
+use crate::support::api::{Answer, Gate, stamp};
 use crate::support::client::Client;
 use crate::support::proxy::Proxy;
 use crate::support::publish::{self, Job};
@@ -197,6 +197,26 @@ async fn a_dispatcher_that_hangs_is_shown() {
     are_shown(&replica, 0, vec![Made::new(state(&states, "stuck"), BILLING, "")]).await;
     std::fs::remove_file(&held).unwrap();
     until("it is alive again", LONG, async || get(&replica, "/livez").await.0 == 200).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_machine_that_stalls_is_shown() {
+    let site = Site::shared("statestall", "rate = '50/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    site.publish(Job::many("job", 3_000)).await;
+    until("slots are missed", LONG, async || {
+        // It holds slots while it sends.
+        site.api.wait_for(site.api.count() + 1, LONG).await;
+        replica.paced.freeze();
+        let begun = stamp();
+        until("slots pass", LONG, async || stamp() > begun + 300_000_000).await;
+        replica.paced.thaw();
+        replica.paced.slots_missed().await > 0
+    })
+    .await;
+    let states = of("stall");
+    are_shown(&replica, 0, vec![Made::new(state(&states, "stalled"), BILLING, "")]).await;
     assert_eq!(replica.paced.stop().await, 0);
 }
 
