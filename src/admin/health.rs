@@ -154,7 +154,9 @@ impl Checks for Readiness {
         Box::pin(async move {
             let amqp = self.amqp.trouble().map_or(Ok(()), Err);
             let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
-            let queues = self.amqp.downstreams();
+            let mut queues = self.amqp.downstreams();
+            // A downstream that is to end consumes nothing any more.
+            queues.retain(|(name, _)| !self.dispatchers.is_ending(name));
             let queues = || queues.iter().map(|(name, attached)| (name.as_str(), *attached));
             let (missing, dispatchers) =
                 (self.missing.lasting(queues(), Instant::now()), self.dispatchers.all());

@@ -180,8 +180,10 @@ impl Daemon {
         body: Option<&Value>,
     ) -> Result<(StatusCode, Bytes), Failure> {
         let base = &self.address.base;
+        let mut is_connected = false;
         let asked = async {
             let stream = connect(url).await?;
+            is_connected = true;
             if token.is_some() {
                 self.warn_of_clear_text(is_local(&stream));
             }
@@ -191,9 +193,17 @@ impl Daemon {
             }
             exchange(stream, self.address.tls.as_ref(), url, request).await
         };
-        let (exit, trouble) = match timeout(within, asked).await {
+        let answered = timeout(within, asked).await;
+        let (exit, trouble) = match answered {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => explain(&error, base),
+            Err(_) if is_connected => {
+                let text = format!(
+                    "it accepts the connection, and says nothing within {within:?}: it hangs, or is too busy; see its log, or \
+                     ask another replica (--admin URL)"
+                );
+                (Exit::Unavailable, text)
+            }
             Err(_) => {
                 let text = format!("nothing within {within:?}; {IS_IT_THERE}");
                 (Exit::Unavailable, text)

@@ -76,11 +76,13 @@ fn offline(loaded: &Loaded, report: &mut Report) -> Result<(), Exit> {
             downstream.plan_rules().into_iter().partition(|plan| plan.name == PlanRules::LANES);
         // With lanes, jobs without a plan keep the limits of lanes besides.
         let most = of_lanes.first().map_or_else(|| downstream.max_cost(), |plan| plan.max_cost.clone());
-        report.line(format_args!("{name}: max_cost {most}"))?;
+        report.line(format_args!("{name}: a job may cost up to {most} (max_cost)"))?;
         report.line(format_args!("{name}: methods {}", downstream.http.methods.join(", ")))?;
         let mut plans = serde_json::Map::new();
         for plan in rules {
-            report.line(format_args!("{name}: max_cost {} (plan {})", plan.max_cost, plan.name))?;
+            let (plan_name, most) = (&plan.name, &plan.max_cost);
+            report
+                .line(format_args!("{name}: a job of plan {plan_name} may cost up to {most} (max_cost)"))?;
             plans.insert(plan.name, json!({ "max_cost": plan.max_cost.units }));
         }
         let costs = costs(name, downstream, report)?;

@@ -1,6 +1,7 @@
 //! `paced init`: a first configuration, from options or from answers to a few questions.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub(super) struct Args {
     /// URL of the API; a job's path is appended behind one slash
     #[arg(long, value_name = "URL")]
     base_url: Option<String>,
-    /// Limit of the API: COUNT/UNIT, such as 50/s or 1000/minute
+    /// Limit of the API: COUNT/UNIT, such as 50/s or 1000/minute; jobs are spaced evenly. It may be left out with --limit
     #[arg(long)]
     rate: Option<String>,
     /// A further limit of the API, such as 5000/day (a quota by the calendar in UTC) or 1000/hour (in any hour); may be repeated
@@ -98,11 +99,17 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
         write(path, text, *mode, args.force)?;
     }
     files.iter().rev().try_for_each(|(path, ..)| out::path(global.output, path))?;
-    let file = file.display();
-    out::say(format_args!(
-        "paced: next: paced check --online -c {file}; paced run -c {file}; and while it runs paced status -c {file}"
-    ));
+    say_next(&file.display(), answers.get(&Field::Downstream).map_or("", String::as_str));
     Ok(())
+}
+
+/// Says which commands come next.
+fn say_next(file: &impl Display, downstream: &str) {
+    out::say(format_args!(
+        "paced: next:\n  paced check --online -c {file}    # are the servers there?\n  paced run -c {file}\n\
+         and while it runs, in another terminal:\n  paced publish {downstream} --body '{{}}' -c {file}    # sends a job to the API\n  \
+         paced status -c {file}"
+    ));
 }
 
 /// A token of 32 random bytes, as text.
@@ -122,7 +129,13 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
             answers.insert(field, given.clone());
         }
     }
-    let is_missing = |field: &Field| field.is_required() && !answers.contains_key(field);
+    // A window or a quota may be all that the API has.
+    let has_no_pace = !args.limits.is_empty() && !answers.contains_key(&Field::Rate);
+    if has_no_pace && answers.contains_key(&Field::Margin) {
+        return Err(out::fail(Exit::Usage, "--margin: it is that of --rate; give that too"));
+    }
+    let is_moot = |field: Field| has_no_pace && matches!(field, Field::Rate | Field::Margin);
+    let is_missing = |field: &Field| field.is_required() && !is_moot(*field) && !answers.contains_key(field);
     let missing: Vec<&str> = Field::ALL.into_iter().filter(is_missing).map(Field::option).collect();
     if !missing.is_empty() {
         if !confirm::is_possible() {
@@ -134,7 +147,8 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
             return Err(out::fail(Exit::Usage, problem));
         }
         for field in Field::ALL {
-            if !answers.contains_key(&field)
+            if !is_moot(field)
+                && !answers.contains_key(&field)
                 && let Some(answer) = ask(field, &answers)?
             {
                 answers.insert(field, answer);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::episode::Episode;
+use crate::failpoint;
 
 /// How long they are many before the log says so.
 const AFTER: Duration = Duration::from_secs(60);
@@ -28,7 +29,7 @@ pub(super) enum Notice {
 
 impl Default for Unnamed {
     fn default() -> Self {
-        Self(Episode::after(AFTER))
+        Self(Episode::after(failpoint::interval(AFTER)))
     }
 }
 

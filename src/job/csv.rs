@@ -294,7 +294,11 @@ fn hint(name: &str) -> String {
     }
     match nearest(&name.to_ascii_lowercase(), &known) {
         Some(near) => format!("did you mean `{near}`?"),
-        None => format!("known are {}, {COST}LIMIT and {REQUEST_HEADER}NAME", known.join(", ")),
+        None => format!(
+            "known are {}, {COST}LIMIT and {REQUEST_HEADER}NAME; other names are allowed with --path, --body-from-row, --id or \
+             --header",
+            known.join(", ")
+        ),
     }
 }
 

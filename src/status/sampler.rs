@@ -102,7 +102,9 @@ impl Sampler {
         let anchor = self.anchor;
         let files = lock(&self.shared.known).files.clone();
         for (name, sampled) in &mut self.downstreams {
-            let is_attached = attached.get(name).copied().unwrap_or(true);
+            // A dispatcher that is to end consumes nothing any more, and that is no fault of the broker.
+            let is_ending = self.shared.parts.dispatchers.is_ending(name);
+            let is_attached = is_ending || attached.get(name).copied().unwrap_or(true);
             let mut own = sampled.sample(name, now, is_attached, anchor);
             own.file = files.get(name).copied().unwrap_or_default();
             summary.downstreams.insert(name.clone(), own);

@@ -51,9 +51,12 @@ async fn options_make_a_file_that_passes_the_check() {
     let limits = ["--limit", "5000/day", "--limit", "900/h"];
     let output = init(&folder, &[&more[..], &limits].concat()).await;
     assert_eq!((output.code, output.stdout.as_str()), (0, "paced.toml\nadmin-token\n"), "{}", output.stderr);
-    for next in
-        ["paced check --online -c paced.toml", "paced run -c paced.toml", "paced status -c paced.toml"]
-    {
+    for next in [
+        "\n  paced check --online -c paced.toml ",
+        "\n  paced run -c paced.toml\n",
+        "\n  paced publish billing --body '{}' -c paced.toml ",
+        "\n  paced status -c paced.toml\n",
+    ] {
         assert!(output.stderr.contains(next), "{}", output.stderr);
     }
     let token = folder.path().join("admin-token");
@@ -179,6 +182,11 @@ async fn without_a_terminal_it_says_what_to_give() {
     let output = run_cli(&["init", "--rate", "1/s"], b"billing\n").await;
     assert_eq!((output.code, output.stdout.as_str()), (2, ""));
     assert!(output.stderr.contains("give --downstream, --base-url, such as"), "{}", output.stderr);
+    let windows = ["init", "--downstream", "crm", "--base-url", "http://crm/", "--limit", "100/minute"];
+    let unspaced = run_cli(&windows, b"").await;
+    assert!(unspaced.code == 0 && unspaced.stdout.contains("\"sliding-log\""), "{unspaced:?}");
+    let moot = run_cli(&[&windows[..], &["--margin", "50ms"]].concat(), b"").await;
+    assert!(moot.code == 2 && moot.stderr.contains("--margin: it is that of --rate"), "{moot:?}");
     for (option, value, problem) in [
         ("--rate", "fast", "paced: --rate: `fast` is no rate"),
         ("--margin", "1m", "paced: --margin: a margin of 60s at a period of 60s"),

@@ -16,6 +16,7 @@ use crate::monitoring::query::{Matcher, Query, Selector};
 use crate::monitoring::{promtool_cases, rules};
 use crate::support::{LONG, real_now, until};
 
+mod changes;
 mod downstreams;
 mod fleet;
 mod servers;
@@ -24,7 +25,19 @@ const DATA: &str = include_str!("states.toml");
 const PAGE: &str = "docs/troubleshooting.md";
 
 /// The tests that make the states.
-const SETTINGS: [&str; 6] = ["broker", "downstreams", "drain", "file", "fleet", "store"];
+const SETTINGS: [&str; 11] = [
+    "broker",
+    "changes",
+    "downstreams",
+    "drain",
+    "file",
+    "fleet",
+    "leader",
+    "parking",
+    "stall",
+    "store",
+    "stuck",
+];
 
 /// The table `[admin]` of replicas that are asked.
 fn admin() -> String {
@@ -52,6 +65,8 @@ struct State {
     #[serde(default = "yes")]
     is_ready: bool,
     readyz: Option<String>,
+    #[serde(default = "yes")]
+    is_alive: bool,
     metric: String,
     alert: Option<String>,
     /// The condition under which the alert fires, where the state alone is none.
@@ -128,6 +143,7 @@ struct Look<'r> {
     table: String,
     state: Value,
     readyz: (u16, String),
+    livez: u16,
     metrics: String,
     log: Vec<String>,
 }
@@ -146,6 +162,7 @@ impl<'r> Look<'r> {
             // A daemon that drains may not say it.
             state: serde_json::from_str(&state).unwrap_or_default(),
             readyz: page("/readyz?verbose").await,
+            livez: page("/livez").await.0,
             metrics: page("/metrics").await.1,
             log: replica.paced.log().split_off(since),
         }
@@ -184,6 +201,9 @@ impl<'r> Look<'r> {
         let readyz = made.text(row.readyz.as_deref().unwrap_or_default());
         if (self.readyz.0 == 200) != row.is_ready || !self.readyz.1.contains(&readyz) {
             lacks.push(format!("readyz: {} {readyz}", row.is_ready));
+        }
+        if (self.livez == 200) != row.is_alive {
+            lacks.push(format!("livez: {}", row.is_alive));
         }
         let log = made.text(row.log.as_deref().unwrap_or_default());
         if !self.log.iter().any(|line| line.contains(&log) && is_about(line, &made.downstream)) {
@@ -290,9 +310,10 @@ fn table() -> String {
         .to_owned();
     let code = |text: &String| format!("`{}`", text.trim());
     let codes = |texts: &[String]| texts.iter().map(code).collect::<Vec<_>>().join("<br>");
-    for State { what, status, json, is_ready, readyz, metric, alert, alert_if, log, .. } in all() {
+    for State { what, status, json, is_ready, readyz, is_alive, metric, alert, alert_if, log, .. } in all() {
         let ready = if is_ready { "200" } else { "503" };
-        let readyz = readyz.iter().map(code).fold(ready.to_owned(), |text, more| format!("{text} {more}"));
+        let ready = if is_alive { ready.to_owned() } else { format!("{ready}, `/livez` 503") };
+        let readyz = readyz.iter().map(code).fold(ready, |text, more| format!("{text} {more}"));
         let alert = alert.map(|alert| format!("[{alert}](monitoring.md#{})", alert.to_lowercase()));
         let alert_if = alert_if.map(|condition| format!(" if {condition}")).unwrap_or_default();
         let alert = alert.map_or_else(String::new, |alert| alert + &alert_if);
@@ -328,7 +349,7 @@ fn the_table_is_made_from_the_states() {
 #[test]
 fn each_state_has_a_test_that_makes_it() {
     let states = all();
-    assert!(states.len() >= 36, "{}", states.len());
+    assert!(states.len() >= 55, "{}", states.len());
     let ids: BTreeSet<&str> = states.iter().map(|state| state.id.as_str()).collect();
     assert_eq!(ids.len(), states.len(), "no state is there twice");
     let settings: BTreeSet<&str> = states.iter().map(|state| state.setting.as_str()).collect();

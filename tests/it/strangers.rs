@@ -169,7 +169,7 @@ async fn a_cost_over_max_cost_is_dead_at_once_and_the_next_job_goes_on_time() {
     assert!(
         checked
             .stdout
-            .contains("billing: max_cost 1200, what the limit `leaky-bucket-0` releases in a minute")
+            .contains("a job may cost up to 1200, what the limit `leaky-bucket-0` releases in a minute")
     );
     let replica = site.replica().await;
     let jobs = vec![

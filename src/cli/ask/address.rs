@@ -10,6 +10,10 @@ use url::Url;
 use crate::cli::exit::Exit;
 use crate::cli::{Global, out};
 
+/// Why it is not known where the daemon is.
+const NO_ADDRESS: &str = "admin.listen is not set, or the configuration is not in this directory; set it, name the file with \
+                          -c FILE, or the daemon with --admin URL";
+
 /// The option of the daemon's own certificate, in errors.
 const PINNED: &str = "pinned_file";
 
@@ -132,7 +136,7 @@ fn named(text: &str) -> Result<Url, String> {
 /// The URL of the daemon that listens there, on this machine.
 fn configured(listen: Option<&str>, has_tls: bool) -> Result<Url, String> {
     let Some(listen) = listen else {
-        return Err("admin.listen is not set; set it, or name the daemon with --admin URL".to_owned());
+        return Err(NO_ADDRESS.to_owned());
     };
     // A server that listens on every address listens on this machine's own too.
     let (host, port) = listen.rsplit_once(':').unwrap_or((listen, ""));

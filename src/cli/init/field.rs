@@ -70,7 +70,7 @@ impl Field {
         }
     }
 
-    /// Whether it has neither a default nor may be left out.
+    /// Whether it has neither a default nor may be left out; the rate may be where there are other limits.
     pub(super) const fn is_required(self) -> bool {
         matches!(self, Self::Downstream | Self::BaseUrl | Self::Rate)
     }

@@ -93,12 +93,14 @@ pub(super) fn document(answers: &Answers, limits: &[String]) -> String {
     text
 }
 
-/// The lines of the rate, which is a limit of its own where it has a margin, and of further limits.
+/// The lines of the rate, if there is one, and of further limits. A rate with a margin is a limit of its own.
 fn rate(answers: &Answers, limits: &[String]) -> String {
-    let rate = quote(get(answers, Field::Rate));
+    let rate = answers.get(&Field::Rate).map(|rate| quote(rate));
     let margin = answers.get(&Field::Margin).filter(|margin| *margin != "0s");
-    let first = margin.map(|margin| format!("{{ rate = {rate}, margin = {} }}", quote(margin)));
-    let mut text = if first.is_none() { format!("rate = {rate}\n") } else { String::new() };
+    let with_margin = rate.as_ref().zip(margin);
+    let first = with_margin.map(|(rate, margin)| format!("{{ rate = {rate}, margin = {} }}", quote(margin)));
+    let plain = rate.filter(|_| first.is_none());
+    let mut text = plain.map(|rate| format!("rate = {rate}\n")).unwrap_or_default();
     let all: Vec<String> = first.into_iter().chain(limits.iter().map(|limit| further(limit))).collect();
     match all.as_slice() {
         [] => {}
@@ -181,14 +183,21 @@ const FURTHER_LIMITS: &str = "\
 
 const MARGIN: &str = "# Its period is longer by the margin, since arrivals jitter and the API counts in any window. More limits may follow.\n";
 
+const UNSPACED: &str = "\
+# All limits must allow a job. None of them spaces jobs out: as many go at once as each of them has left. For an even pace add `rate`.
+";
+
 /// The file. With `beside` the URLs with passwords are in files of their own beside it.
 pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String {
     let (name, rate) = (get(answers, Field::Downstream), rate(answers, limits));
+    let is_spaced = answers.contains_key(&Field::Rate);
     let more = match (rate.starts_with("rate"), limits) {
         (true, []) => FURTHER_LIMITS,
         (true, _) => "# All limits must allow a job.\n",
+        (false, _) if !is_spaced => UNSPACED,
         (false, _) => MARGIN,
     };
+    let how = if is_spaced { ", evenly spaced" } else { "" };
     let mut text = HEAD.to_owned();
     text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
     text += &url(answers, Field::Broker, "url", beside);
@@ -204,7 +213,7 @@ pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String
     let _ = write!(
         text,
         "\n# One table for each API. Jobs for this one have the routing key `{name}`.\n[downstreams.{name}]\n\
-         # COUNT/UNIT or COUNT per N UNIT, evenly spaced.\n{rate}{more}\
+         # COUNT/UNIT or COUNT per N UNIT{how}.\n{rate}{more}\
          # Sends in flight, in each replica: at least what the rate releases while an answer takes.\nconcurrency = 64\n"
     );
     if answers.contains_key(&Field::Queue) {
@@ -326,6 +335,26 @@ mod tests {
              { algorithm = \"sliding-log\", rate = \"1000/h\" },\n    \
              { algorithm = \"sliding-window\", rate = \"50000/h\" },\n]\n"
         );
+    }
+
+    #[test]
+    fn limits_without_a_rate_are_not_called_a_pace() {
+        let given = [
+            (Field::Downstream, "crm"),
+            (Field::BaseUrl, "http://crm/"),
+            (Field::Broker, "amqp://a/"),
+            (Field::Store, "memory:"),
+            (Field::Margin, "0s"),
+        ];
+        let answers: Answers = given.map(|(field, text)| (field, text.to_owned())).into();
+        let limits = ["100/minute", "5000/day"].map(str::to_owned);
+        let expected = "limits = [\n    { algorithm = \"sliding-log\", rate = \"100/minute\" },\n    \
+                        { algorithm = \"quota\", rate = \"5000/day\" },\n]\n";
+        assert_eq!(rate(&answers, &limits), expected);
+        let text = file(&answers, &limits, true);
+        assert!(text.contains("add `rate`") && !text.contains("evenly spaced"), "{text}");
+        let loaded = config::load_text("text", &document(&answers, &limits), Path::new("")).unwrap();
+        assert_eq!(loaded.settings.downstreams["crm"].limits.pace(), None);
     }
 
     #[test]

@@ -62,7 +62,8 @@ fn wrong_names_are_reported_with_the_nearest_one() {
         (
             "customer",
             "column 1: unknown name `customer`; known are id, body, lane, plan, method, path, cost, priority, \
-             not_before, deadline, cost:LIMIT and header:NAME",
+             not_before, deadline, cost:LIMIT and header:NAME; other names are allowed with --path, --body-from-row, --id or \
+             --header",
         ),
         ("id,id", "column 2: `id` is given twice; keep one"),
         ("header:a,header:A", "column 2: `header:a` is given twice; keep one"),

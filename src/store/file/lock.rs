@@ -16,8 +16,8 @@ const LONGEST_NAME: u64 = 300;
 pub(super) enum LockError {
     /// Another process uses it, or this one does already.
     #[error(
-        "process {holder} uses it; end that one, or use a file of its own for each; in one process all share a FileStore \
-         (this is locked: {})",
+        "process {holder} uses it; end that one, unless it is the daemon that is to run, or use a file of its own for each; \
+         in one process all share a FileStore (this is locked: {})",
         lock.display()
     )]
     Held {

@@ -33,9 +33,11 @@ const TRANSIENT_TEXTS: [&str; 2] = ["max number of clients reached", "Script kil
 pub(super) struct ServerAddress(pub(super) String);
 
 impl ServerAddress {
-    /// The error for a malformed answer.
+    /// The error for a malformed answer, in one line.
     pub(super) fn unexpected(&self, detail: impl Into<String>) -> StoreError {
-        self.refused(format!("{}; is it Redis 6.2 or later, not a replica?", detail.into()))
+        let detail: String = detail.into();
+        let lines: Vec<&str> = detail.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        self.refused(format!("{}; is it Redis 6.2 or later, not a replica?", lines.join(", ")))
     }
 
     /// The error for an answer with a known remedy.
@@ -126,6 +128,14 @@ fn lacks_scripts(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_that_is_not_understood_has_one_line() {
+        let at = ServerAddress("store.example:6379".to_owned());
+        let error = at.unexpected("Parse error at 1\nUnexpected `77`\n").to_string();
+        let expected = "answered unexpectedly: Parse error at 1, Unexpected `77`; is it Redis 6.2";
+        assert!(error.contains(expected), "{error}");
+    }
 
     #[test]
     fn the_refusal_of_a_server_says_what_to_do() {

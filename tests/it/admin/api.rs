@@ -29,7 +29,12 @@ impl AdminReplica {
 
     /// As [`AdminReplica::with_config`]; its polling intervals are divided by `haste`.
     pub(crate) async fn hasty(config: &str, haste: u32) -> Self {
-        let paced = Paced::start(config, &[], &[("PACED_TEST_HASTE", &haste.to_string())]).await;
+        Self::with_envs(config, &[("PACED_TEST_HASTE", &haste.to_string())]).await
+    }
+
+    /// As [`AdminReplica::with_config`], with these environment variables.
+    pub(crate) async fn with_envs(config: &str, envs: &[(&str, &str)]) -> Self {
+        let paced = Paced::start(config, &[], envs).await;
         let line = paced.wait_line("probes and metrics are served", LONG).await;
         paced.wait_ready().await;
         let line: Value = serde_json::from_str(&line).unwrap();

@@ -18,6 +18,9 @@ const NO_DOWNSTREAM: [&str; 2] = ["reload", "unroutable"];
 /// An hour in us.
 const HOUR: i64 = 3_600_000_000;
 
+/// The key that makes a lane of each tenant.
+const LANES: &str = "lanes.by = { tenant = 'header:paced-lane' }";
+
 /// What all downstreams share.
 struct Scene {
     site: Site,
@@ -37,6 +40,7 @@ impl Scene {
         let scene = Self { site, gate, closed: free_port(), folder: TempDir::new().unwrap() };
         let (folder, authority) = (scene.folder.path(), Authority::new("ours"));
         fs::write(folder.join("secret"), "Bearer s").unwrap();
+        fs::write(folder.join("client"), "s").unwrap();
         let soon = Timestamp::from_microsecond(wall_now().0).unwrap() + SignedDuration::from_hours(5 * 24);
         let soon = soon.to_zoned(jiff::tz::TimeZone::UTC).date();
         let until = (soon.year().into(), soon.month().unsigned_abs(), soon.day().unsigned_abs());
@@ -45,9 +49,10 @@ impl Scene {
         scene
     }
 
-    /// The host and port that a downstream has its API at.
+    /// The host and port that a downstream has its API at, and its token server.
     fn host(&self, id: &str) -> String {
-        let port = if id == "refused" { self.closed } else { self.site.api.port() };
+        let is_down = matches!(id, "refused" | "token-server");
+        let port = if is_down { self.closed } else { self.site.api.port() };
         format!("127.0.0.1:{port}")
     }
 
@@ -91,7 +96,19 @@ impl Scene {
             "failing" => "rate = '20/s'\nretry.max_attempts = 1000\nretry.max_backoff = '1s'".to_owned(),
             "not-due" => "rate = '100/s'\nretry.min_backoff = '50s'\nretry.max_backoff = '50s'".to_owned(),
             "parked-retry" => "rate = '100/s'\nretry.min_backoff = '1h'\nretry.max_backoff = '1h'".to_owned(),
+            "lane-limited" => {
+                format!("rate = '100/s'\nhold_max = '10m'\n{LANES}\nlanes.limits = [{{ rate = '1/m' }}]")
+            }
+            "lane-paused" => format!("rate = '100/s'\n{LANES}"),
+            "lane-throttled" => format!("rate = '20/s'\n{LANES}\nlanes.pause_per = ['tenant']"),
+            "lane-unnamed" => format!("rate = '6/m'\nqueue.prefetch = 100\n{LANES}"),
             "missing" => format!("rate = '100/s'\nqueue.name = '{}'", self.queue()),
+            "token-server" => format!(
+                "rate = '100/s'\nhttp.oauth2 = {{ token_url = 'http://{}/token', client_id = 'paced', \
+                 client_secret_file = '{}' }}",
+                self.host(id),
+                file("client")
+            ),
             "secret" => {
                 format!("rate = '100/s'\nhttp.headers = {{ authorization_file = '{}' }}", file("secret"))
             }
@@ -100,7 +117,7 @@ impl Scene {
                 format!("rate = '1/s'\ntls.cert_file = '{certificate}'\ntls.key_file = '{key}'")
             }
             "rest" | "override" | "paused" | "parked-time" | "parked-plan" | "refused" | "unauthorized"
-            | "dead" => "rate = '100/s'".to_owned(),
+            | "dead" | "lane-unused" => "rate = '100/s'".to_owned(),
             other => panic!("nothing makes the state {other}"),
         }
     }
@@ -108,9 +125,11 @@ impl Scene {
     /// Makes what the configuration alone does not.
     async fn make(&self, replica: &AdminReplica) {
         let Site { amqp, prefix, api, .. } = &self.site;
-        for change in
-            [&["pause", "paused", "--reason", "maintenance"][..], &["rate", "set", "override", "50/s"]]
-        {
+        for change in [
+            &["pause", "paused", "--reason", "maintenance"][..],
+            &["lane", "pause", "lane-paused", "acme", "--reason", "maintenance"],
+            &["rate", "set", "override", "50/s"],
+        ] {
             let done = replica.tool(TOKEN, change).await;
             assert_eq!(done.code, 0, "{done:?}");
         }
@@ -142,7 +161,7 @@ fn answer(id: &str, gate: &Gate) -> Answer {
         "slow" | "late" | "timing-out" => Answer::ok().gated(gate),
         "failing" | "not-due" | "parked-retry" => Answer::status(500),
         // Below hold_max, so that the jobs stay.
-        "throttled" => Answer::status(429).header("retry-after", "50"),
+        "throttled" | "lane-throttled" => Answer::status(429).header("retry-after", "50"),
         "cooling" => Answer::status(429),
         "unauthorized" => Answer::status(401),
         "dead" => Answer::status(404),
@@ -153,7 +172,7 @@ fn answer(id: &str, gate: &Gate) -> Answer {
 /// The jobs of all downstreams, with their routing keys.
 fn jobs() -> Vec<(String, Job)> {
     let tomorrow = AMQPValue::LongLongInt(wall_now().0 / 1000 + 24 * HOUR / 1000);
-    let counts: [(&'static str, usize); 18] = [
+    let counts: [(&'static str, usize); 24] = [
         ("backlog", 200),
         ("window", 30),
         ("quota", 10),
@@ -170,6 +189,12 @@ fn jobs() -> Vec<(String, Job)> {
         ("throttled", 30),
         ("cooling", 30),
         ("unauthorized", 20),
+        ("token-server", 20),
+        ("lane-limited", 5),
+        ("lane-paused", 5),
+        ("lane-throttled", 30),
+        ("lane-unnamed", 20),
+        ("lane-unused", 2),
         ("dead", 1),
         ("unknown", 1),
     ];
@@ -178,6 +203,9 @@ fn jobs() -> Vec<(String, Job)> {
         let job = move |job: Job| match id {
             "parked-time" => job.header_value("paced-not-before", tomorrow.clone()),
             "parked-plan" => job.header("paced-plan", "free"),
+            "lane-limited" | "lane-paused" | "lane-throttled" | "lane-unused" => {
+                job.header("paced-lane", "acme")
+            }
             _ => job,
         };
         Job::many(id, count).into_iter().map(move |each| (id.to_owned(), job(each)))

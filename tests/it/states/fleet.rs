@@ -19,7 +19,10 @@ async fn what_becomes_of_other_replicas_is_shown() {
     let (one, ends) = tokio::join!(AdminReplica::hasty(&right, HASTE), AdminReplica::hasty(&more, HASTE));
     let states = of("fleet");
     let are_so = async |ids: &[&str], since| {
-        let made = ids.iter().map(|id| Made::new(state(&states, id), "billing", ""));
+        let made = ids.iter().map(|id| {
+            let downstream = if *id == "orphan" { "old" } else { "billing" };
+            Made::new(state(&states, id), downstream, "")
+        });
         are_shown(&one, since, made.collect()).await;
     };
     are_so(&["stray"], 0).await;
@@ -27,7 +30,8 @@ async fn what_becomes_of_other_replicas_is_shown() {
     // The one that has ended served another downstream, too.
     assert_eq!(ends.paced.stop().await, 0);
     hangs.paced.freeze();
-    are_so(&["frozen", "orphan"], 0).await;
+    let (asked, ()) = tokio::join!(hangs.tool(TOKEN, &["status"]), are_so(&["frozen", "orphan"], 0));
+    assert!(asked.code == 69 && asked.stderr.contains("says nothing within 10s: it hangs"), "{asked:?}");
     let line = one.paced.wait_line("replicas have been silent for", LONG).await;
     let line: Value = serde_json::from_str(&line).unwrap();
     let named = line["replicas"].as_str().unwrap();

@@ -1,9 +1,10 @@
-//! Daemons whose store or broker goes, and one that stops.
+//! Daemons whose store or broker goes or refuses, and those that hang, stand still or stop.
 
+use lapin::types::AMQPValue;
 use paced::{FileStore, Store as _};
 
 use super::*;
-use crate::support::api::{Answer, Gate};
+use crate::support::api::{Answer, Gate, stamp};
 use crate::support::client::Client;
 use crate::support::proxy::Proxy;
 use crate::support::publish::{self, Job};
@@ -12,6 +13,9 @@ use crate::support::site::Site;
 
 /// The name of the downstream of a site.
 const BILLING: &str = "billing";
+
+/// The first line of a store's file of a later version, with its checksum.
+const NEWER: &[u8] = b"2855954e2628cf07 {\"paced_store\":{\"version\":99,\"begun\":0}}\n";
 
 /// The status and the text of a page.
 async fn get(replica: &AdminReplica, page: &str) -> (u16, String) {
@@ -78,6 +82,13 @@ async fn a_store_that_goes_is_shown_with_every_setting_of_on_unavailable() {
     assert_alive(&replica).await;
     redis.start().await;
     is_ready(&replica, &POLICIES).await;
+
+    redis.command(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]).await.unwrap();
+    publish("hold", 60).await;
+    let refused = Made::new(state(&states, "refused-store"), "hold", &*host);
+    are_shown(&replica, 0, vec![refused]).await;
+    assert_alive(&replica).await;
+    redis.command(&["ACL", "SETUSER", "default", "+@all"]).await.unwrap();
     assert_eq!(replica.paced.stop().await, 0);
 }
 
@@ -107,12 +118,18 @@ async fn a_file_that_cannot_be_used_is_shown() {
     is_ready(&replica, &[BILLING]).await;
     assert_eq!(replica.paced.stop().await, 0);
 
-    std::fs::write(&file, "a letter").unwrap();
-    let replica = AdminReplica::with_token(&site).await;
-    shows(&replica, 0, "foreign-file").await;
-    std::fs::remove_file(&file).unwrap();
-    is_ready(&replica, &[BILLING]).await;
-    assert_eq!(replica.paced.stop().await, 0);
+    let mut damaged = std::fs::read(&file).unwrap();
+    let second = damaged.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    damaged[second] ^= 1;
+    let others = [("foreign-file", &b"a letter"[..]), ("damaged-file", &damaged[..]), ("newer-file", NEWER)];
+    for (id, bytes) in others {
+        std::fs::write(&file, bytes).unwrap();
+        let replica = AdminReplica::with_token(&site).await;
+        shows(&replica, 0, id).await;
+        std::fs::remove_file(&file).unwrap();
+        is_ready(&replica, &[BILLING]).await;
+        assert_eq!(replica.paced.stop().await, 0);
+    }
 }
 
 #[tokio::test]
@@ -131,6 +148,75 @@ async fn a_broker_that_goes_is_shown() {
     assert_alive(&replica).await;
     let log = replica.paced.log().join("\n");
     assert!(log.contains(&host) && !log.contains("guest:"), "{log}");
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_queue_that_does_not_confirm_is_shown() {
+    let site = Site::shared("stateleader", "rate = '100/s'").await;
+    site.api.rule(|_| Answer::status(404));
+    let replica = AdminReplica::with_token(&site).await;
+    // The channel of the first letter knows its queue, so that the next ones are sent to its former leader.
+    site.publish(Job::many("first", 1)).await;
+    site.depth(&site.dead_queue(), 1, LONG).await;
+    let (rabbit, states) = (rabbit().await, of("leader"));
+    let member = rabbit.stop_member(&site.dead_queue()).await;
+    site.publish(Job::many("late", 3)).await;
+    are_shown(&replica, 0, vec![Made::new(state(&states, "leaderless"), BILLING, "")]).await;
+    assert_alive(&replica).await;
+    rabbit.restart_member(&member).await;
+    replica.paced.wait_line("confirms what is published to this queue again", LONG).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_broker_where_nothing_can_be_parked_is_shown() {
+    let site = Site::shared("statepark", "rate = '100/s'").await;
+    // A publisher declares what jobs need, and not what parking needs.
+    site.declare().await;
+    let config = site.config().replacen("[amqp]\n", "[amqp]\ndeclare = false\n", 1) + &admin();
+    let replica = AdminReplica::with_config(&config).await;
+    let tomorrow = AMQPValue::LongLongInt(wall_now().0 / 1000 + 24 * 3_600_000);
+    let later = |job: Job| job.header_value("paced-not-before", tomorrow.clone());
+    site.publish(Job::many("later", 3).into_iter().map(later).collect()).await;
+    let states = of("parking");
+    are_shown(&replica, 0, vec![Made::new(state(&states, "unparkable"), BILLING, "")]).await;
+    assert_alive(&replica).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_dispatcher_that_hangs_is_shown() {
+    let site = Site::shared("statestuck", "rate = '100/s'").await;
+    let folder = tempfile::tempdir().unwrap();
+    let held = folder.path().join("held");
+    let envs = [("PACED_TEST_HASTE", "20"), ("PACED_TEST_HOLD", held.to_str().unwrap())];
+    let replica = AdminReplica::with_envs(&format!("{}{}", site.config(), admin()), &envs).await;
+    std::fs::write(&held, "").unwrap();
+    let states = of("stuck");
+    are_shown(&replica, 0, vec![Made::new(state(&states, "stuck"), BILLING, "")]).await;
+    std::fs::remove_file(&held).unwrap();
+    until("it is alive again", LONG, async || get(&replica, "/livez").await.0 == 200).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_machine_that_stalls_is_shown() {
+    let site = Site::shared("statestall", "rate = '50/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    site.publish(Job::many("job", 3_000)).await;
+    until("slots are missed", LONG, async || {
+        // It holds slots while it sends.
+        site.api.wait_for(site.api.count() + 1, LONG).await;
+        replica.paced.freeze();
+        let begun = stamp();
+        until("slots pass", LONG, async || stamp() > begun + 300_000_000).await;
+        replica.paced.thaw();
+        replica.paced.slots_missed().await > 0
+    })
+    .await;
+    let states = of("stall");
+    are_shown(&replica, 0, vec![Made::new(state(&states, "stalled"), BILLING, "")]).await;
     assert_eq!(replica.paced.stop().await, 0);
 }
 
