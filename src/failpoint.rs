@@ -71,7 +71,7 @@ pub fn limit(usual: Duration) -> Duration {
     usual
 }
 
-/// Waits as long as the file exists that a test has named in `PACED_TEST_HOLD`, so that a loop does not go on.
+/// Waits as long as the file exists that a test has named in `PACED_TEST_HOLD`, so that a loop does not continue.
 #[cfg(feature = "failpoints")]
 pub async fn held() {
     use std::path::PathBuf;

@@ -129,7 +129,7 @@ fn start() -> io::Result<Handle> {
 /// Whether the caller is polled by a runtime, so that it must not block its thread. It is not within
 /// [`tokio::task::spawn_blocking`].
 pub(crate) fn is_polled() -> bool {
-    // A task may go on for this many steps at most before it has to let others run, while a thread that may block has no
+    // A task may continue for this many steps at most before it has to let others run, while a thread that may block has no
     // such bound.
     const STEPS: usize = u8::MAX as usize;
     let mut context = Context::from_waker(Waker::noop());

@@ -45,7 +45,7 @@ impl Watches {
 
     /// Refreshes all files once, side by side.
     ///
-    /// Cancel safe: a read that has begun goes on.
+    /// Cancel safe: a read that has begun continues.
     pub(super) async fn refresh(&self) {
         let all = Arc::clone(&*self.0.borrow());
         join_all(all.iter().map(|files| Arc::clone(files).refresh())).await;

@@ -139,7 +139,7 @@ impl Entry {
     }
 
     /// Records that nobody is at work for the job any more: it waits here until then. If its message was delivered again
-    /// meanwhile, it goes on with the ticket of that.
+    /// meanwhile, it continues with the ticket of that.
     pub(super) fn land(&mut self, until: Instant) {
         self.adopt();
         if !self.has_own_id || !self.is_tried() {
@@ -151,7 +151,7 @@ impl Entry {
         }
     }
 
-    /// Goes on with the ticket of the message as it was delivered again, if it was.
+    /// Continues with the ticket of the message as it was delivered again, if it was.
     pub(super) fn adopt(&mut self) {
         if let Some(ticket) = self.track.redelivered() {
             self.ticket = ticket;

@@ -6,7 +6,7 @@
 //! | answering | a failure, the 1st or 2nd in a row | answering | |
 //! | answering | the 3rd failure in a row | failing | begins, unless one began less than a minute ago |
 //! | failing | a failure | failing | |
-//! | failing | a minute has passed since the last line, and its begin was logged | failing | goes on, if more attempts have failed |
+//! | failing | a minute has passed since the last line, and its begin was logged | failing | continues, if more attempts have failed |
 //! | failing | a minute has passed since the last line, and its begin was not logged | failing | begins |
 //! | failing | the 3rd success in a row, or no more attempts for 5 s after a success | answering | is over, if its begin was logged |
 

@@ -17,12 +17,12 @@
 //! | serving | refused, the 3rd different job of this row | unauthorized | waits, suspected; stop, read the secrets again |
 //! | serving | delivered, sent after the last refused one | serving | the row of refused jobs ends |
 //! | unreachable | the trial connection fails | unreachable | try again, later each time |
-//! | unreachable | the trial connection is open | serving | go on |
+//! | unreachable | the trial connection is open | serving | continue |
 //! | unreachable | connection fails, refused, delivered (sent before) | unreachable | waits |
 //! | unauthorized | the secrets were read | unauthorized | one job may go as a trial |
 //! | unauthorized | the trial is refused, or has another end | unauthorized | waits; read them again, later each time |
-//! | unauthorized | delivered, sent after the last refused one | serving | go on; the row of refused jobs ends |
-//! | unauthorized | nothing is left to try with | serving | go on |
+//! | unauthorized | delivered, sent after the last refused one | serving | continue; the row of refused jobs ends |
+//! | unauthorized | nothing is left to try with | serving | continue |
 //!
 //! A success that was sent before the last refused job proves nothing: the credentials may have ended in between.
 

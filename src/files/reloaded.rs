@@ -127,7 +127,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
     /// Reads the files again if one of them has changed; the result is logged. It waits for another read that is under
     /// way, for as long as the file system takes.
     ///
-    /// Cancel safe: a read that has begun goes on.
+    /// Cancel safe: a read that has begun continues.
     pub async fn refresh(&self) {
         if let Some(turn) = self.turn().await {
             // Only a runtime that shuts down does not run it.

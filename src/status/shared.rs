@@ -103,7 +103,7 @@ impl Shared {
         lock(&self.watched).map(|watched| watched.since)
     }
 
-    /// Has the exchange go on at once with what is not read yet, unless a round was requested just now: however many
+    /// Has the exchange continue at once with what is not read yet, unless a round was requested just now: however many
     /// wait, the store is asked no more often.
     pub(super) fn request_round(&self) {
         let mut at = lock(&self.round_requested_at);

@@ -184,7 +184,7 @@ mod tests {
         assert_eq!((&*news.begun, news.ended.len()), (&["hangs (h, process 7)".to_owned()][..], 0));
         assert_eq!(silence.list()[0].seen_at, 1_000);
         assert_eq!(lines(&silence.sample(after(24), &[summary("runs", 25_000)])), QUIET, "it is named once");
-        // It goes on.
+        // It continues.
         let news = silence.sample(after(28), &[summary("runs", 29_000), summary("hangs", 28_000)]);
         assert_eq!((lines(&news), named(&silence)), ((0, 1), vec![]));
     }

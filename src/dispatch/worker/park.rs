@@ -133,7 +133,7 @@ impl Worker {
         entry.expected(Some(&self.engine.limits_version()?))
     }
 
-    /// Notes that a job waits for a limit until about then, by those in force. While these are not known, it goes on waiting by
+    /// Notes that a job waits for a limit until about then, by those in force. While these are not known, it still waits by
     /// those by which it waited before, if it did.
     fn note_expected(&self, until: Instant, entry: &mut Entry) {
         entry.hold.reason = ParkReason::Limit;
