@@ -38,7 +38,7 @@ impl FromIterator<Arc<dyn Refresh>> for Watches {
 }
 
 impl Watches {
-    /// Watches these files from now on, and no others. Those that were among them before are watched on.
+    /// Watches these files from now on, and no others. It still watches those that were among them before.
     pub(super) fn replace(&self, all: impl IntoIterator<Item = Arc<dyn Refresh>>) {
         self.0.send_replace(all.into_iter().collect());
     }
@@ -102,7 +102,7 @@ fn ticks() -> Interval {
 #[derive(Clone)]
 struct Watched {
     files: Arc<dyn Refresh>,
-    /// When the refresh began that is under way.
+    /// When the refresh in progress began.
     begun: Arc<Mutex<Option<Instant>>>,
 }
 

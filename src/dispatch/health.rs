@@ -36,7 +36,7 @@ const FAILED_CONNECTIONS: u32 = 5;
 /// The number of different jobs in a row that must be refused.
 const REFUSED_JOBS: u32 = 3;
 
-/// The number of refusals in a row that suffices, of however few jobs: a quiet downstream may not have three.
+/// The number of refusals in a row that suffices, of any number of jobs: a quiet downstream may not have three.
 const REFUSALS: u32 = 5;
 
 /// The usability of the downstream, as far as this replica has seen.
@@ -182,8 +182,8 @@ impl Health {
         }
     }
 
-    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before. A blameless
-    /// one is not dead of it, and is not of a later refusal because of this one.
+    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before. A
+    /// blameless refusal does not make the job a dead letter, neither now nor together with a later refusal.
     pub(super) fn refused(
         &mut self,
         before: Option<Suspicion>,
@@ -278,7 +278,7 @@ impl Health {
         }
     }
 
-    /// Has the next trial wait for a backoff; until a random instant, so that replicas do not try in step.
+    /// Makes the next trial wait for a backoff, until a random instant, so that replicas do not try at the same time.
     fn try_later(&mut self, reason: Reason, now: Instant) {
         let (first, most) = reason.backoff();
         let ceiling = first.saturating_mul(2_u32.saturating_pow(self.trials)).min(most);

@@ -49,8 +49,7 @@ pub(crate) struct Observer {
     stop: CancellationToken,
 }
 
-/// A handle for those who look.
-#[derive(Clone)]
+/// A handle for readers of the state. #[derive(Clone)]
 pub(crate) struct Watch(Arc<Shared>);
 
 impl Observer {
@@ -78,7 +77,7 @@ impl Observer {
         Self { shared, tasks: [tokio::spawn(sampling), tokio::spawn(exchange)], stop }
     }
 
-    /// A handle for those who look.
+    /// A handle for readers of the state.
     pub(crate) fn watch(&self) -> Watch {
         Watch(Arc::clone(&self.shared))
     }
@@ -176,13 +175,13 @@ impl Watch {
         lock(&self.0.known).store_error.clone()
     }
 
-    /// The states from now on, about one a second, as long as [`Watch::look`] is called now and then.
+    /// The states from now on, about one a second, as long as the caller calls [`Watch::look`] every few seconds.
     pub(crate) fn states(&self) -> watch::Receiver<Arc<State>> {
         self.look();
         self.0.latest.subscribe()
     }
 
-    /// Has the state be kept up to date for some seconds. Returns whether it was.
+    /// Keeps the state up to date for some seconds. Returns whether it was up to date before.
     pub(crate) fn look(&self) -> bool {
         let last = Instant::now();
         let was_looking = {
@@ -197,8 +196,8 @@ impl Watch {
         was_looking
     }
 
-    /// Has the record of this downstream be read anew, since it was changed. Until then `pause` is shown, if it is known
-    /// whether it is paused since.
+    /// Makes the exchange read the record of this downstream again, since it was changed. Until then the state shows
+    /// `pause`, if the caller knows it.
     pub(crate) fn changed(&self, downstream: &str, pause: Option<Option<Pause>>) {
         lock(&self.0.known).forget_record(downstream, pause);
         if self.0.is_watched() {
@@ -207,7 +206,7 @@ impl Watch {
         self.0.looked.notify_one();
     }
 
-    /// Has the number of dead letters of this downstream be unknown until it is read again, since some were moved or
+    /// Makes the number of dead letters of this downstream unknown until it is read again, since some were moved or
     /// deleted.
     pub(crate) fn letters_changed(&self, downstream: &str) {
         self.0.parts.broker.depths.forget_dead(downstream);
