@@ -49,7 +49,8 @@ pub(crate) struct Observer {
     stop: CancellationToken,
 }
 
-/// A handle for readers of the state. #[derive(Clone)]
+/// A handle for readers of the state.
+#[derive(Clone)]
 pub(crate) struct Watch(Arc<Shared>);
 
 impl Observer {
