@@ -57,7 +57,7 @@ impl<R: PartialEq> Episode<R> {
         self.note_at(reason, Instant::now())
     }
 
-    /// Notes that it continues at `now`, for this reason. Returns whether the log is to name it.
+    /// Records that it continues at `now`, for this reason. Returns whether the log must name it.
     pub fn note_at(&mut self, reason: R, now: Instant) -> bool {
         let known = self.present.take().filter(|present| present.reason == reason);
         let mut present = known.unwrap_or(Present { reason, since: now, logged_at: None });
@@ -79,7 +79,7 @@ impl<R: PartialEq> Episode<R> {
         self.is_named
     }
 
-    /// Notes that it is over. Returns whether the log is to say so.
+    /// Records that it is over. Returns whether the log must say so.
     pub fn end(&mut self) -> bool {
         self.present = None;
         std::mem::take(&mut self.is_named)
