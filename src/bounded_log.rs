@@ -1,5 +1,5 @@
-//! Bounds how much of the log a stranger can fill: log lines that follow from what others send are written
-//! one by one up to a number a second, and the rest of them is summarized.
+//! Bounds how much of the log strangers can fill: log lines that their messages or requests cause are written one by
+//! one up to a number a second, and a summary counts the rest.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -105,7 +105,7 @@ impl fmt::Debug for BoundedLog {
     }
 }
 
-/// What becomes of a line.
+/// The decision on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     Single,

@@ -9,14 +9,14 @@ use tokio::time::Instant;
 ///
 /// | state | what happens | next state | line |
 /// |---|---|---|---|
-/// | over | it is noted | going on | if it need not last |
-/// | going on | it is noted, and has lasted long enough | named | begins |
+/// | over | it is noted | continuing | if it need not last |
+/// | continuing | it is noted, and has lasted long enough | named | begins |
 /// | named | it is noted, and an interval has passed since the last line | named | begins, again |
-/// | going on, named | it is noted for another reason | going on | if it need not last |
-/// | going on | it ends | over | |
+/// | continuing, named | it is noted for another reason | continuing | if it need not last |
+/// | continuing | it ends | over | |
 /// | named | it ends | over | is over |
 ///
-/// While it goes on for another reason, the line about its end stays due.
+/// While it continues for another reason, the line about its end stays due.
 #[derive(Debug)]
 pub struct Episode<R = ()> {
     after: Duration,
@@ -26,7 +26,7 @@ pub struct Episode<R = ()> {
     is_named: bool,
 }
 
-/// An episode that goes on for one reason.
+/// An episode that continues for one reason.
 #[derive(Debug)]
 struct Present<R> {
     reason: R,
@@ -57,7 +57,7 @@ impl<R: PartialEq> Episode<R> {
         self.note_at(reason, Instant::now())
     }
 
-    /// Notes that it goes on at `now`, for this reason. Returns whether the log is to name it.
+    /// Records that it continues at `now`, for this reason. Returns whether the log must name it.
     pub fn note_at(&mut self, reason: R, now: Instant) -> bool {
         let known = self.present.take().filter(|present| present.reason == reason);
         let mut present = known.unwrap_or(Present { reason, since: now, logged_at: None });
@@ -79,7 +79,7 @@ impl<R: PartialEq> Episode<R> {
         self.is_named
     }
 
-    /// Notes that it is over. Returns whether the log is to say so.
+    /// Records that it is over. Returns whether the log must say so.
     pub fn end(&mut self) -> bool {
         self.present = None;
         std::mem::take(&mut self.is_named)

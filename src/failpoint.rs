@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// The environment variable that names the point, and how often it is to be reached: `park:confirmed`, or
+/// The environment variable that names the point, and at which of its passes the process ends: `park:confirmed`, or
 /// `park:confirmed=3`.
 #[cfg(feature = "failpoints")]
 const VARIABLE: &str = "PACED_TEST_FAIL_AT";
@@ -71,7 +71,7 @@ pub fn limit(usual: Duration) -> Duration {
     usual
 }
 
-/// Waits as long as the file exists that a test has named in `PACED_TEST_HOLD`, so that a loop does not go on.
+/// Waits as long as the file that a test has named in `PACED_TEST_HOLD` exists, so that a loop does not continue.
 #[cfg(feature = "failpoints")]
 pub async fn held() {
     use std::path::PathBuf;

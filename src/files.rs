@@ -15,7 +15,8 @@ mod reloaded;
 pub(crate) use fresh::FreshSecret;
 pub use reloaded::{Log, Read, Reloaded, Source};
 
-/// What the system says of a file, links followed: another stamp means that its contents may have changed.
+/// The system's data about a file, links followed: another stamp means that the contents of the file may have
+/// changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     length: u64,
@@ -61,7 +62,7 @@ fn stamps(files: &[PathBuf]) -> Stamps {
     files.iter().map(|file| Stamp::of(file).ok()).collect()
 }
 
-/// The files of a directory and what the system says of each: another listing means that one was added, removed, replaced or
+/// The files of a directory, each with its stamp: another listing means that a file was added, removed, replaced or
 /// rewritten, also through a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing(BTreeMap<PathBuf, Option<Stamp>>);
@@ -71,8 +72,8 @@ impl Listing {
     const MAX_FILES: usize = 20_000;
     const MAX_ENTRIES: usize = 100_000;
 
-    /// Lists the files whose names end with `.toml` and do not begin with `.`: those that editors write first, and those that
-    /// Kubernetes keeps in a volume, are left out. It blocks while the system answers.
+    /// Lists the files whose names end with `.toml` and do not begin with `.`. This leaves out the temporary files of
+    /// editors, and the hidden files that Kubernetes keeps in a volume. It blocks while the system answers.
     ///
     /// # Errors
     /// The directory cannot be read, or has too much in it.
@@ -105,7 +106,7 @@ impl Listing {
     }
 }
 
-/// Whether the name of the file is that of a configuration that is whole.
+/// Whether the file has the name of a complete configuration, and not of a temporary file.
 fn is_configuration(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.ends_with(".toml") && !name.starts_with('.')

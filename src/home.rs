@@ -14,8 +14,8 @@ use tokio::task::{JoinHandle, JoinSet};
 use tracing::Instrument as _;
 use tracing::instrument::WithSubscriber as _;
 
-/// A runtime for work that serves many callers: the process's own, which a thread of its own drives, unless another one was
-/// given.
+/// A runtime for work that serves many callers. It is the process's own runtime, which a thread of its own drives,
+/// unless the program gave another one.
 ///
 /// The runtime of a caller would not do: it may end, or stand still, while others wait for that work.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,8 @@ impl Home {
         Some(self.runtime()?.spawn(work))
     }
 
-    /// Does this work there, and returns its result. The work is broken off if the returned future is dropped.
+    /// Does this work on the runtime, and returns the result. The work is broken off if the returned future is
+    /// dropped.
     ///
     /// # Errors
     /// [`NoRuntime`] if the runtime has ended, or none could be started.
@@ -67,7 +68,7 @@ impl Home {
         if is_current(runtime) {
             return Ok(work.await);
         }
-        // A set of one: it aborts its task when it is dropped. What it logs goes where the caller's logs go.
+        // This set of one task aborts the task when it is dropped. Log lines of the task go where the caller's go.
         let mut task = JoinSet::new();
         task.spawn_on(work.in_current_span().with_current_subscriber(), runtime);
         match task.join_next().await {
@@ -129,7 +130,7 @@ fn start() -> io::Result<Handle> {
 /// Whether the caller is polled by a runtime, so that it must not block its thread. It is not within
 /// [`tokio::task::spawn_blocking`].
 pub(crate) fn is_polled() -> bool {
-    // A task may go on for this many steps at most before it has to let others run, while a thread that may block has no
+    // A task may continue for this many steps at most before it has to let others run, while a thread that may block has no
     // such bound.
     const STEPS: usize = u8::MAX as usize;
     let mut context = Context::from_waker(Waker::noop());

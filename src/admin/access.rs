@@ -1,8 +1,9 @@
 //! Decides which requests are allowed. It has no I/O.
 //!
-//! Access to the address is no permission to change anything: any page in a browser on this machine can post to it, and
-//! a name that is bound anew (DNS rebinding) lets a foreign page read it. So every request must be addressed to a known
-//! name or to an address and have no foreign origin, and one that changes something must carry the token.
+//! Access to the address is no permission to change anything. Any page in a browser on this machine can post to the
+//! address, and a page whose name is bound to this address (DNS rebinding) can read from it. So every request must be
+//! addressed to a known name or to an address and have no foreign origin, and one that changes something must carry
+//! the token.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,15 +85,15 @@ impl Tokens {
         self.all.iter().any(|token| token.role >= needed && token.secret.is_some())
     }
 
-    /// The token that was given: the one that allows most, where several are the same. Each is compared, so that the time
-    /// reveals nothing.
+    /// The token that was given; if several are the same, the one that allows most. The token is compared with each,
+    /// so that the time reveals nothing.
     fn find(&self, given: &str) -> Option<&Token> {
         let same = self.all.iter().filter(|token| is_token(given, token.secret.as_ref()));
         same.max_by_key(|token| token.role)
     }
 }
 
-/// Whose token a request carried.
+/// The owner of the token that a request carried.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// The name of the token; `None` if it has none, or none was needed.
@@ -184,7 +185,8 @@ impl Access {
             || self.hosts.iter().any(allowed)
     }
 
-    /// Checks whether a request carries a token for what it needs, if one is needed, and returns whose it is.
+    /// Checks whether a request carries a token with the role that it needs, if it needs one, and returns the token's
+    /// owner.
     pub(crate) fn may(&self, needed: Role, headers: &HeaderMap, client: Network) -> Result<Holder, Refusal> {
         let tokens = self.tokens();
         if needed == Role::Read && !tokens.guards_reads {

@@ -1,15 +1,15 @@
-//! The audit log: what becomes of each change, and who reads bodies, as lines of the daemon's log.
+//! The audit log: the outcome of each change, and who reads bodies, as lines of the daemon's log.
 //!
 //! | line | meaning |
 //! |---|---|
-//! | `admin: changing` | a change begins; it is written before the store or the broker is asked |
+//! | `admin: changing` | a change begins; the line comes before the request to the store or the broker |
 //! | `admin: changed` | it was made |
 //! | `admin: not changed` | it was not made |
 //! | `admin: unknown whether changed` | the store gave no answer, or the change broke off |
-//! | `admin: reading a body` | somebody asks for the body of a dead letter; it is written before the broker is asked |
+//! | `admin: reading a body` | somebody asks for the body of a dead letter; the line comes before the request to the broker |
 //!
-//! All lines of one change have the same `order`, a number in this process. A process that is killed in the middle of a
-//! change leaves the first of them alone, which then means the same as the last one.
+//! All lines of one change have the same `order`, a number in this process. A process that is killed in the middle of
+//! a change leaves only its line `admin: changing`, which then means the same as `admin: unknown whether changed`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,10 +25,10 @@ use crate::telemetry;
 /// leave no line of a change that was made.
 pub(crate) const TARGET: &str = module_path!();
 
-/// Notes that somebody reads the body of a dead letter, `chosen` by this. The line is written, as far as it can be, when
-/// this returns, so before the broker is asked: a body may be anybody's secret.
+/// Logs that a client reads the body of the dead letter that `chosen` names. The line is written before this returns,
+/// unless the log is stuck, and so before the request to the broker: a body may hold secrets.
 ///
-/// Cancel safe: then the body must not be read.
+/// Cancel safe: a caller that drops the future must not read the body.
 pub(super) async fn reads_body(client: &Client, downstream: &str, chosen: &str) {
     let (remote, Author { by, certificate, claimed }) = (client.remote, &client.author);
     tracing::info!(%remote, by, certificate, claimed, downstream, chosen, "admin: reading a body");
@@ -51,13 +51,14 @@ pub(super) struct Subject {
     pub(super) downstream: String,
     /// The change in a word or two.
     pub(super) change: &'static str,
-    /// What of the downstream is changed, where that is not the whole.
+    /// The part of the downstream that is changed; empty for all of it.
     pub(super) chosen: String,
     /// The reason that was given; empty if there was none.
     pub(super) reason: String,
 }
 
-/// A change that has begun. When dropped before its end was noted, it is unknown whether it was made.
+/// A change that has begun. If it is dropped before its end was logged, the log says that nobody knows whether it was
+/// made.
 #[derive(Debug)]
 pub(super) struct Begun {
     subject: Subject,
@@ -66,9 +67,9 @@ pub(super) struct Begun {
 }
 
 impl Subject {
-    /// Notes that the change begins. The line is written, as far as it can be, when this returns.
+    /// Logs that the change begins. The line is written before this returns, unless the log is stuck.
     ///
-    /// Cancel safe: then the change did not begin.
+    /// Cancel safe: if the future is dropped, the change did not begin.
     pub(super) async fn begin(self) -> Begun {
         let begun =
             Begun { subject: self, order: ORDERS.fetch_add(1, Ordering::Relaxed) + 1, has_ended: false };
@@ -83,7 +84,7 @@ impl Subject {
 }
 
 impl Begun {
-    /// The change as the history has it. Texts are cut so that all of it is short enough.
+    /// Returns the entry of the change for the history. Its texts are cut, so that the entry is short enough.
     fn entry(&self, before: &str, after: &str, is_unknown: bool) -> Change {
         let Subject { client, chosen, reason, change, .. } = &self.subject;
         let short = |text: &str| cut(text, MAX_NOTED).to_owned();
@@ -99,7 +100,7 @@ impl Begun {
         }
     }
 
-    /// Notes that the change was made. Returns what the history is to have of it.
+    /// Logs that the change was made. Returns its entry for the history.
     pub(super) fn made(mut self, before: &str, after: &str) -> Change {
         failpoint::reached("change:made");
         self.has_ended = true;
@@ -110,8 +111,8 @@ impl Begun {
         self.entry(before, after, false)
     }
 
-    /// Notes that the change was refused or failed, or that it is not known whether it was made; then the history is to
-    /// have what is returned.
+    /// Logs that the change was refused or failed. If nobody knows whether it was made, returns its entry for the
+    /// history.
     pub(super) fn failed(mut self, refusal: &Refusal) -> Option<Change> {
         self.has_ended = true;
         let Self { subject: Subject { client, chosen, reason, change, .. }, order, .. } = &self;

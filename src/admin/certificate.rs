@@ -13,10 +13,11 @@ use x509_cert::ext::pkix::name::GeneralName;
 /// The longest name, in bytes.
 pub(super) const MAX_NAME: usize = 100;
 
-/// The name in this certificate (DER): its first common name, or else the first of its alternative names that is a name of
-/// a host, an address or a URI. It is one line, cut to [`MAX_NAME`]. `None` if there is no such name.
+/// The name in this certificate (DER): its first common name, or else the first of its alternative names that is a
+/// host name, an e-mail address, a URI or an IP address. It is one line, cut to [`MAX_NAME`]. `None` if there is no
+/// such name.
 ///
-/// Only certificates that were verified may be given: nothing here is.
+/// The caller must have verified the certificate: this function verifies nothing.
 pub(super) fn name(der: &[u8]) -> Option<String> {
     let certificate = Certificate::from_der(der).ok()?.tbs_certificate;
     let attributes = certificate.subject.0.iter().flat_map(|names| names.0.iter());
@@ -25,7 +26,7 @@ pub(super) fn name(der: &[u8]) -> Option<String> {
         let (_, names) = certificate.get::<SubjectAltName>().ok()??;
         names.0.iter().find_map(alternative)
     })?;
-    // An authority may sign any text.
+    // The name may have any characters: an authority may sign any text.
     let name = escaped(name.trim());
     let ends = name.char_indices().map(|(start, letter)| start + letter.len_utf8());
     let end = ends.take_while(|end| *end <= MAX_NAME).last()?;

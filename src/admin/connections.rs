@@ -1,10 +1,10 @@
 //! The connections of the admin server, and the permits of the requests on them.
 //!
-//! When full, a new connection evicts the oldest idle one, so that no client waits for another. A connection is idle while
-//! no request is in progress on it; a handshake and a head that does not come are idle too, after a moment in which they may
-//! come. One remote network has at most [`MAX_OF_ONE`] connections, and its next one evicts one of its own, so that it
-//! cannot evict all others. There are at most [`MAX_CONNECTIONS`] in all; then the network with the most connections
-//! loses its oldest idle one.
+//! When full, a new connection evicts the oldest idle one, so that no client waits for another. A connection is idle
+//! while no request is in progress on it. A connection that waits for a handshake or a head is idle too, after a
+//! short time in which these may arrive. One remote network has at most [`MAX_OF_ONE`] connections, and its next one
+//! evicts one of its own, so that it cannot evict all others. There are at most [`MAX_CONNECTIONS`] in all; then the
+//! network with the most connections loses its oldest idle one.
 //!
 //! A request that may take long, or whose answer is large, needs a permit of its [`RequestClass`]; without one it is refused
 //! at once. It holds the permit until its answer is written. So slow readers use up the permits of their class and nothing
@@ -32,7 +32,7 @@ pub(super) const MAX_CONNECTIONS: usize = 256;
 pub(super) const MAX_OF_ONE: usize = 64;
 /// How long a new connection counts as one with a request in progress: its head may be under way.
 const HEAD_UNDER_WAY: Duration = Duration::from_millis(200);
-/// The longest time in which an answer that shows something is written. Prometheus waits as long for all of it.
+/// The longest time for writing an answer to a read. Prometheus waits as long for the whole answer.
 pub(super) const MAX_WRITING: Duration = Duration::from_secs(10);
 /// How long such an answer is written before a request without a permit may evict it.
 const MIN_WRITING: Duration = Duration::from_secs(2);
@@ -57,7 +57,7 @@ impl From<IpAddr> for Network {
 /// The class of a request, which decides how many of its kind run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestClass {
-    /// An answer that shows something.
+    /// A read.
     Read,
     /// The page of metrics. Separate permits, so that other reads cannot starve scrapes.
     Metrics,
@@ -81,7 +81,7 @@ impl RequestClass {
         }
     }
 
-    /// Whether its answer is to be written within [`MAX_WRITING`].
+    /// Whether its answer must be written within [`MAX_WRITING`].
     const fn is_short(self) -> bool {
         !matches!(self, Self::Events)
     }
@@ -309,7 +309,7 @@ impl Peer {
         table.entries.get(&self.id).is_some_and(|entry| entry.permits[RequestClass::Change as usize] > 0)
     }
 
-    /// Notes that a request is in progress, until what is returned is dropped.
+    /// Records that a request is in progress, until the returned value is dropped.
     pub(super) fn request(&self) -> InProgress {
         if let Some(entry) = lock(&self.all.0).entries.get_mut(&self.id) {
             entry.requests += 1;
@@ -363,7 +363,7 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// Notes that the answer is written from now on. Where it is to be short, its connection is closed after
+    /// Records that the writing of the answer begins. If the class has short answers, the connection is closed after
     /// [`MAX_WRITING`], unless the permit is returned before. Must be called on a tokio runtime.
     pub(super) fn begin_writing(&mut self) {
         if !self.class.is_short() {

@@ -18,10 +18,10 @@ use crate::status::Dispatchers;
 /// The time-out for an answer of the store, below the second that Kubernetes gives a probe by default.
 const STORE_TIMEOUT: Duration = Duration::from_millis(750);
 
-/// How long an answer of the store is reused: however many requests come, the store is asked once in that time.
+/// How long an answer of the store is reused: any number of requests causes one call in that time.
 const MAX_ANSWER_AGE: Duration = Duration::from_secs(1);
 
-/// Why a downstream is not ready whose limits in the store this version cannot use.
+/// The reason why a downstream is not ready if this version cannot use its limits in the store.
 const UNUSABLE_TERMS: &str =
     "this replica cannot use the limits in the store, so that its jobs are held; see `paced terms show`";
 
@@ -29,10 +29,10 @@ const UNUSABLE_TERMS: &str =
 /// has lost the broker, has all of them again by then.
 const MISSING_FOR: Duration = Duration::from_secs(30);
 
-/// How long nobody has asked before it starts again: what became of the queues meanwhile is not known.
+/// After this time without a request the observation starts again, since nobody saw the queues meanwhile.
 const UNASKED: Duration = Duration::from_secs(150);
 
-/// What is said of a queue without which the daemon is ready.
+/// The text about a queue without which the daemon is ready.
 const MISSING: &str = "its queue is not consumed; others are, and the daemon is ready without it";
 
 /// One condition of readiness, and the reason why it does not hold.
@@ -89,14 +89,14 @@ struct Queues {
     since: BTreeMap<String, Instant>,
     /// Those that were there at the start, or were consumed since.
     expected: BTreeSet<String>,
-    /// When somebody asked last.
+    /// When the last request came.
     asked_at: Option<Instant>,
 }
 
 impl Missing {
-    /// Takes in which queues are consumed at `now`. Returns those that have been missing for [`MISSING_FOR`] while others
-    /// are consumed, and those that were added since the start and never consumed: one queue that is gone, or a new file that
-    /// names none, must not keep all replicas from being ready.
+    /// Records which queues are consumed at `now`. Returns those that have been missing for [`MISSING_FOR`] while
+    /// others are consumed, and those that were added since the start and never consumed: one queue that is gone, or
+    /// a new file that names none, must not keep all replicas from being ready.
     fn lasting<'a>(&self, queues: impl Iterator<Item = (&'a str, bool)>, now: Instant) -> BTreeSet<&'a str> {
         let Queues { since, expected, asked_at } = &mut *lock(&self.0);
         let before = asked_at.replace(now);
@@ -107,7 +107,7 @@ impl Missing {
         if before.is_none() {
             expected.extend(queues.keys().map(|name| (*name).to_owned()));
         }
-        // One that is removed, and comes again later, starts again.
+        // A downstream that is removed, and added again later, starts again.
         since.retain(|name, _| queues.contains_key(name.as_str()));
         expected.retain(|name| queues.contains_key(name.as_str()));
         let (mut lasting, mut is_any_consumed) = (BTreeSet::new(), false);

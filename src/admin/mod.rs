@@ -30,7 +30,7 @@ pub(crate) use audit::TARGET as AUDIT_LOG;
 pub(crate) use health::{Missing, Readiness, StoreProbe, Stuck};
 pub(crate) use server::{CHANGES_TIMEOUT, Server, bind};
 
-/// All that the server answers, by the rules of `access`: probes by `checks`, the metrics that `render` gives, the page
+/// Builds the routes of the server, with the rules of `access`: probes from `checks`, metrics from `render`, the page
 /// and the API.
 pub(crate) fn router(
     checks: impl Checks,
@@ -41,7 +41,7 @@ pub(crate) fn router(
     routes::router(all_routes(checks, render, api), access)
 }
 
-/// Every route there is.
+/// All routes.
 fn all_routes(
     checks: impl Checks,
     render: impl Fn() -> String + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! The live page at `/`: a few files, which the binary carries. What the page shows it reads from the API.
+//! The live page at `/`: a few files, which the binary carries. The page reads all that it shows from the API.
 
 use axum::http::Method;
 use axum::http::header::{
@@ -35,8 +35,8 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/words.js", SCRIPT, include_str!("page/words.js")),
 ];
 
-/// The files of the page. They hold nothing of this daemon's, so that they need no token; but they must be asked for by a
-/// name of this daemon, so that no foreign page can have them in its own name.
+/// The files of the page. They contain nothing about this daemon, so they need no token. But a request must use a
+/// name of this daemon, so that no foreign site can serve them under its own name.
 pub(crate) fn page() -> Vec<Route> {
     let route = |&(path, kind, content)| {
         Route::new(Method::GET, path, Rule::Page, (move || async move { file(kind, content) }, &()))

@@ -37,16 +37,17 @@ pub(crate) fn pages(checks: impl Checks, render: impl Fn() -> String + Send + Sy
     ]
 }
 
-/// An answer takes a turn of the runtime that the jobs run on. It says whether all dispatchers take turns too.
+/// An answer shows that the runtime of the jobs takes turns. Its status says whether all dispatchers take turns too.
 async fn livez(State(sources): State<Sources>) -> Response {
     if sources.checks.is_alive() {
         return page(StatusCode::OK, PLAIN, "ok\n".to_owned());
     }
-    // Anybody may ask, so that it names none.
+    // Every client may ask, so the answer names no downstream.
     page(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "a dispatcher is stuck; the log names it\n".to_owned())
 }
 
-/// The list of checks for `?verbose`, and a word without; where it is not ready, the list for clients that may read.
+/// Answers with the list of checks for `?verbose`, and otherwise with one word. If the daemon is not ready, clients
+/// that may read get the list in both cases.
 async fn readyz(
     State(sources): State<Sources>,
     insight: Option<Extension<Insight>>,

@@ -1,7 +1,7 @@
 //! The routes of the server, each with the rule for its requests, and the guard that applies the rules.
 //!
-//! Only what is in the list for [`router`] is a route, and each has a rule, so that none can be added without one. All
-//! other paths have the same answer for everybody.
+//! Only the entries of the list for [`router`] are routes, and each entry has a rule, so nobody can add a route
+//! without one. All other paths have the same answer for everybody.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,10 +30,10 @@ use super::access::{Access, Holder, has_json};
 use super::connections::{Peer, Permit, RequestClass};
 use super::reply::Refusal;
 
-/// The bytes of an answer that are passed on at once: what is written is kept in memory besides.
+/// The bytes of an answer that are passed on at once: the server keeps a second copy of what it writes.
 const PIECE: usize = 16 * 1024;
 
-/// The header by which a client claims a name: somebody's who uses a token that several have.
+/// The header by which a client claims a name: it says which of several people who share a token sends the request.
 const CLAIMED: &str = "paced-as";
 
 /// The longest name that is claimed, in characters.

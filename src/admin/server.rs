@@ -128,7 +128,7 @@ impl Server {
     }
 }
 
-/// What all connections are served with.
+/// The parts that serve all connections.
 #[derive(Clone)]
 struct Serving {
     pages: Router,

@@ -47,8 +47,8 @@ impl Address {
         self
     }
 
-    /// The same address with a source for its URL, which has this URL now: each connection reads the user and the
-    /// password from it again.
+    /// The same address with a source for its URL, which now contains this URL: each connection reads the user and
+    /// the password from the source again.
     #[must_use]
     pub fn reading_login_again(mut self, url: &str, read: ReadSecret) -> Self {
         self.url = Some(Arc::new(FreshSecret::new("amqp.url", url.to_owned(), read)));

@@ -77,7 +77,7 @@ pub enum Warning {
         queue: String,
         /// The broker's text, which names the first argument that differs.
         detail: String,
-        /// How it gets the same bounds by a policy.
+        /// How a policy sets the same bounds.
         way: String,
     },
     /// The user may not inspect an exchange or queue that paced could work without.
@@ -100,7 +100,7 @@ pub enum Warning {
         /// The broker's text.
         detail: String,
     },
-    /// Jobs cannot be parked, since something for that is missing that `run` does not declare.
+    /// Jobs cannot be parked, since exchanges or queues for that are missing, and `run` does not declare them.
     #[error(
         "jobs that must wait for long cannot be parked, and are held before others: there is no {}, or the user may not \
          inspect it; create what docs/parking.md lists, or let paced declare it with amqp.declare = true",

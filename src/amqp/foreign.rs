@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Stream,
 }
 
-/// The traits of a queue, as far as the broker permits to find them out. Policies are not seen.
+/// The traits of a queue, as far as the user may find them out. They do not include the settings of policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traits {
     pub(super) kind: Kind,

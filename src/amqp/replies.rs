@@ -1,5 +1,4 @@
-//! The connection for replies. It is opened when the first one is due, and later each time it is lost again and
-//! again.
+//! The connection for replies. It is opened for the first reply, and for the next reply after each loss.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -76,8 +75,8 @@ impl Replies {
         Err(PublishError::Unconfirmed)
     }
 
-    /// Returns a publisher over the current connection, or connects if there is none, after a wait if the last one was
-    /// lost early.
+    /// Returns a publisher over the current connection. Connects if there is none, after a wait if the last
+    /// connection was lost early.
     ///
     /// All callers that waited for an attempt share its failure: attempts one after another would keep the jobs of many
     /// downstreams unsettled for as long as no connection can be made.

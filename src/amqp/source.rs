@@ -117,8 +117,8 @@ impl Drop for AmqpSource {
     }
 }
 
-/// As [`flush`], while others use the connection: a queue that is silent is not asked again. If it has no leader, the broker would
-/// close the connection for it.
+/// As [`flush`], while other downstreams use the connection: it does not ask a silent queue again. If that queue has
+/// no leader, the broker would close the connection.
 pub(super) async fn flush_among(slot: &Slot) -> bool {
     let silent: Vec<_> = lock(slot).extract_if(.., |subscription| subscription.is_silent()).collect();
     for subscription in &silent {

@@ -115,7 +115,7 @@ async fn watch(
                         view.on_answer(&answered, wall_now().0 / 1000);
                         state = Some(answered);
                     }
-                    // Wrong tokens are counted: to go on would have this address refused for everybody on it.
+                    // Wrong tokens are counted: to continue would have this address refused for everybody on it.
                     Err(failure) if failure.exit == Exit::Unauthorized => return Err(End::Refused(failure)),
                     Err(failure) => view.on_failure(failure.text),
                 }

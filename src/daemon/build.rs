@@ -40,7 +40,7 @@ pub(crate) struct Daemon {
     made: Vec<Made>,
     orders: mpsc::UnboundedReceiver<Order>,
     broker: amqp::Options,
-    /// Who may do what with the admin server, and the server, if there is an address for it.
+    /// The rights at the admin server, and the server, if there is an address for it.
     access: Arc<Access>,
     server: Option<BoundServer>,
     live: Live,
@@ -163,7 +163,7 @@ fn store_kind(settings: &Settings) -> &'static str {
     }
 }
 
-/// Logs what runs, by which files, and the limits of each downstream.
+/// Logs the version, the files of the configuration, and the limits of each downstream.
 fn log_start(loaded: &Loaded) {
     let files: Vec<String> = loaded.files.iter().map(|file| file.display().to_string()).collect();
     let store = store_kind(&loaded.settings);

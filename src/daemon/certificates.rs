@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::watches::Refresh;
 
-/// How often the same is logged of the same certificate.
+/// How often the same concern about the same certificate is logged.
 const REPEAT: Duration = Duration::from_secs(86_400);
 
 /// Files with a certificate that this process shows, which may be replaced while it runs.
@@ -77,7 +77,7 @@ struct Watched {
     shown: Mutex<Shown>,
 }
 
-/// What the metrics and the log say of a certificate.
+/// The state of a certificate in the metrics and the log.
 struct Shown {
     validity: Option<Validity>,
     /// Whether it has been replaced since the start.
@@ -94,8 +94,8 @@ impl Handles {
         }
     }
 
-    /// Adds the files of a setting, and exports when their certificate is valid. What is wrong with them at present is a
-    /// warning of the configuration.
+    /// Adds the files of a setting, and exports when their certificate is valid. The check of the configuration has
+    /// already warned of what is wrong with them.
     fn watch(&mut self, setting: String, files: impl Files + 'static) -> Arc<Watched> {
         let (files, settings) = (Box::new(files), Mutex::new(vec![setting]));
         let watched = Arc::new(Watched { files, settings, shown: Mutex::new(Shown::new()) });
@@ -126,9 +126,9 @@ impl Handles {
         self.all.retain(|watched| !lock(&watched.settings).is_empty());
     }
 
-    /// The files of each setting, which are to be watched. Connections check their files themselves when they are
-    /// opened. But the log must name a file that cannot be used as soon as it is there, and not when a connection is lost
-    /// weeks later. The same holds for a certificate that ends. The admin server only depends on this watch.
+    /// The files of each setting, to be watched. Connections check their files themselves when they are opened. But
+    /// the log must name a file that cannot be used as soon as it is there, and not when a connection is lost weeks
+    /// later. The same holds for a certificate that ends. The admin server only depends on this watch.
     pub(super) fn watched(&self) -> impl Iterator<Item = Arc<dyn Refresh>> {
         self.all.iter().map(|watched| Arc::clone(watched) as Arc<dyn Refresh>)
     }
@@ -173,7 +173,7 @@ impl Watched {
         }
     }
 
-    /// Exports when the certificate is valid, and returns what is to be logged of it now.
+    /// Exports when the certificate is valid, and returns a concern about it that must be logged now.
     fn show(&self) -> Option<Concern> {
         let validity = self.files.validity()?;
         let mut shown = lock(&self.shown);
@@ -200,11 +200,11 @@ impl Shown {
         Self { validity: None, is_renewed: false, concern: Episode::at_interval(REPEAT) }
     }
 
-    /// What is to be logged of the certificate that is in use now: what is new, and once a day what is not. Nothing is at
-    /// the first call, since the configuration has reported it then.
+    /// The concern about the certificate in use that must be logged now: a new one at once, and an old one once a
+    /// day. The first call returns none, since the check of the configuration has reported it.
     ///
-    /// A certificate that was replaced while the process runs may live for less than the two weeks in which others are to
-    /// be renewed: it is logged only once it should have been replaced.
+    /// A certificate that was put in place while the process runs may live for less than two weeks, the time in which
+    /// others must be renewed. Such a certificate is logged only once it should have been replaced.
     fn news(&mut self, validity: Validity, wall: Micros, now: Instant) -> Option<Concern> {
         let is_first = self.validity.is_none();
         self.is_renewed |= !is_first && self.validity != Some(validity);

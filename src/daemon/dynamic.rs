@@ -15,13 +15,14 @@ use tokio::time::sleep;
 
 use super::watches::Refresh;
 
-/// How long the directory must be as it is before it is read: a program may still be writing.
+/// How long the directory must not change before it is read: a program may still be writing.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// How many times as long it must be if a file in it was rewritten and not replaced: a part of a file may be valid, without the limits.
+/// How many times longer this is if a file was rewritten in place: a half-written file may be valid, but without its
+/// limits.
 const REWRITTEN: usize = 20;
 
-/// How often that is waited for: a file that is written to all the time must not keep others out.
+/// The most checks of this kind: a file that is written to all the time must not keep other changes out.
 const MOST_LOOKS: usize = 2 * REWRITTEN;
 
 /// A directory that is watched, if there is one.
@@ -33,7 +34,7 @@ pub(super) struct DynamicDir {
 #[derive(Default)]
 struct State {
     dir: Option<PathBuf>,
-    /// How it was when it was last read, or was found to be another.
+    /// The listing of the last read, or of the last change that was noticed.
     seen: Option<Seen>,
 }
 
@@ -48,7 +49,8 @@ impl DynamicDir {
         Arc::new(dir)
     }
 
-    /// Watches the directory of this configuration from now on: what differs from how it was read is a change.
+    /// Watches the directory of this configuration from now on. A difference from the listing that was read counts as
+    /// a change.
     pub(super) fn follow(&self, loaded: &Loaded) {
         let dir = loaded.dynamic().map(|dynamic| dynamic.dir().to_owned());
         let seen = loaded.dynamic().map(|dynamic| Ok(dynamic.listing().clone()));
@@ -60,13 +62,13 @@ impl DynamicDir {
         self.changed.notified().await;
     }
 
-    /// Whether the directory, which is now so, is another one than it was.
+    /// Whether this listing of the directory differs from the last one.
     fn is_news(&self, dir: &Path, now: &Seen) -> bool {
         let state = lock(&self.state);
         state.dir.as_deref() == Some(dir) && state.seen.as_ref() != Some(now)
     }
 
-    /// How many looks must find the directory as it is now.
+    /// How many checks in a row must find the directory unchanged.
     fn looks(&self, now: &Seen) -> usize {
         match (now, &lock(&self.state).seen) {
             (Ok(now), Some(Ok(seen))) if now.has_rewritten(seen) => REWRITTEN,

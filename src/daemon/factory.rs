@@ -1,4 +1,4 @@
-//! Makes the dispatchers of downstreams. What several of them have in common is made once.
+//! Makes the dispatchers of downstreams. Parts that several of them share are made once.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl Factory {
         Ok(Made { name: name.to_owned(), queue, dispatcher, target: Arc::new(target) })
     }
 
-    /// Drops what no downstream of these settings has in common with another one any more.
+    /// Drops the shared parts that no downstream of these settings uses any more.
     pub(super) fn retain(&mut self, settings: &Settings) {
         self.handles.retain(settings);
         self.clients.drop_unused();

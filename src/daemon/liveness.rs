@@ -1,5 +1,5 @@
-//! Watches whether the dispatchers run: `/livez` fails once the loop of one has not run for a while, so that what watches the
-//! process starts it anew.
+//! Watches whether the dispatchers run: `/livez` fails once the loop of one has not run for a while, so that the
+//! process's supervisor restarts it.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -19,8 +19,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// How long after a turn the next one is asked for.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Asks the dispatchers that there are for turns until `stop`, and keeps in `stuck` those that take none. While they drain they
-/// take none, and none counts as stuck.
+/// Asks the present dispatchers for turns until `stop`, and keeps in `stuck` those that take none. A dispatcher that
+/// drains takes none, and does not count as stuck.
 pub(super) async fn watch(stuck: Stuck, dispatchers: Dispatchers, stop: CancellationToken) {
     stop.run_until_cancelled(watch_all(&stuck, &dispatchers)).await;
     stuck.clear();
@@ -32,7 +32,7 @@ async fn watch_all(stuck: &Stuck, dispatchers: &Dispatchers) -> Infallible {
         // One may have been removed while it was stuck.
         stuck.retain(|name| all.contains_key(name));
         join_all(all.iter().map(|(name, dispatcher)| watch_one(stuck, name, dispatcher))).await;
-        // The next round has the dispatchers that there are then.
+        // The next round asks the dispatchers that exist then.
         drop(all);
         sleep(failpoint::interval(PAUSE)).await;
     }

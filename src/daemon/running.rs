@@ -45,13 +45,13 @@ pub(crate) enum End {
 }
 
 impl Running {
-    /// Runs until a signal comes or a dispatcher ends by itself, and then drains: no job is sent any more, and what is
-    /// being sent may end. A second signal ends that at once. Each of `hangups` has the configuration read again, and so has a
-    /// change of the directory of `[dynamic]`.
+    /// Runs until a signal comes or a dispatcher ends by itself, and then drains: no further job is sent, and sends
+    /// in progress may end. A second signal ends the drain at once. At each of `hangups`, and at a change of the
+    /// directory of `[dynamic]`, the configuration is read again.
     pub(crate) async fn run(self, mut signals: Signals, hangups: Hangups) -> End {
         let Self { mut serving, amqp, observer, server, probe, stop, live, watches, manager } = self;
         let drain_timeout = live.drain_timeout();
-        // It outlives the loop, since the admin API reads the terms that it keeps until the end.
+        // The reload outlives the loop, since the admin API reads its terms until the end.
         let mut reloading = std::pin::pin!(reload::on_changes(hangups, live, manager.clone()));
         let failed = tokio::select! {
             signal = signals.next() => {
@@ -121,7 +121,7 @@ impl Outcome {
 async fn drain(mut serving: Serving, amqp: &Amqp, within: Duration) -> Outcome {
     let end = Instant::now() + within;
     let (mut unfinished, mut failed, mut flushed) = (0, false, true);
-    // One that was removed just before may still wait for the broker.
+    // A dispatcher that was removed just before may still wait for the broker.
     while let Ok(Some(ended)) = timeout_at(end, serving.next_ended()).await {
         match ended {
             Ok(ended) => {

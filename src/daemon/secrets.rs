@@ -28,7 +28,7 @@ impl Secrets {
         self.0.remove(name);
     }
 
-    /// Has later requests use what the configuration says now.
+    /// Makes later requests use the present configuration.
     pub(super) fn replace(&self, name: &str, downstream: &Downstream) {
         let Some(target) = self.0.get(name) else { return };
         if let Err(error) = target.replace(texts(&downstream.http), files(name, &downstream.http)) {
@@ -62,7 +62,7 @@ pub(super) fn texts(http: &Http) -> TargetTexts {
     }
 }
 
-/// Where that is read again, if any of it has a file.
+/// The files from which these are reloaded, if there are any.
 pub(super) fn files(name: &str, http: &Http) -> Option<TargetFiles> {
     let headers = http.headers.iter().map(|(_, value)| value);
     let secrets = headers.chain([&http.base_url]).chain(&http.proxy);
@@ -122,7 +122,7 @@ impl Clients {
         Ok(Some(client))
     }
 
-    /// Drops those that no sink has any more.
+    /// Drops the clients that no sink uses any more.
     pub(super) fn drop_unused(&mut self) {
         self.known.retain(|known| known.client.is_shared());
     }

@@ -4,11 +4,12 @@
 //! order ─▶ begin ─▶ running ─ order ─▶ ending ─▶ its channels are closed ─▶ the next one of its name begins, or none
 //! ```
 //!
-//! Of many that restart, such as all of them for a new plan, a part is at it at a time, in another order in each process: so the
-//! others serve their APIs meanwhile, and mostly other replicas the API of one that restarts.
+//! If many restart, such as all of them for a new plan, only a part restarts at a time, in another order in each
+//! process. So the other dispatchers serve their APIs meanwhile, and usually another replica serves the API of one
+//! that restarts.
 //!
-//! One that is to end finishes what it sends, however long a request may take, and gives the rest back to the broker. Once the
-//! daemon stops it has `shutdown.drain_timeout` for that.
+//! A dispatcher that must end finishes its sends, however long a request takes, and gives its other jobs back to the
+//! broker. When the daemon stops, it has `shutdown.drain_timeout` for that.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -31,7 +32,8 @@ const RESTARTING: usize = 4;
 /// How long a dispatcher may take beyond its drain: the broker confirms the last acks meanwhile.
 const LATE: Duration = Duration::from_secs(60);
 
-/// The dispatchers that end and begin at one reload. One that is in both begins once the one of its name has ended.
+/// The dispatchers that end and begin at one reload. If a name is in both lists, its new dispatcher begins once the
+/// old one has ended.
 pub(super) struct Order {
     pub(super) ended: Vec<String>,
     pub(super) begun: Vec<Made>,
@@ -49,7 +51,7 @@ pub(super) struct Serving {
     names: BTreeSet<String>,
     /// Those that begin once the dispatcher of their name has ended.
     next: BTreeMap<String, Made>,
-    /// Those that are to replace one that runs, and wait for their turn.
+    /// The dispatchers that wait for their turn to replace one that runs.
     turn: Turn,
 }
 
@@ -61,9 +63,9 @@ type Turn = HashMap<String, Made>;
 pub(super) struct Ended {
     pub(super) name: String,
     pub(super) drained: Drained,
-    /// False if the broker has not confirmed the last acks of one that was to end.
+    /// False if the dispatcher ended by an order, and the broker has not confirmed its last acks.
     pub(super) is_flushed: bool,
-    /// Whether it was to end, while others run on.
+    /// Whether it ended by an order, while others still run.
     is_ordered: bool,
 }
 
@@ -117,7 +119,7 @@ impl Serving {
                     Ok(Ended { name, drained, is_ordered: true, .. }) => self.ended(&name, drained),
                     ended => return ended,
                 },
-                // Nobody orders anything any more.
+                // No further orders can come.
                 else => std::future::pending::<()>().await,
             }
         }
@@ -153,7 +155,7 @@ impl Serving {
         self.restart();
     }
 
-    /// Ends dispatchers that are to be replaced, as many as may restart at a time.
+    /// Ends dispatchers that wait for their replacement, as many as may restart at a time.
     fn restart(&mut self) {
         let most = RESTARTING.max(self.names.len() / RESTARTING_PART);
         while self.next.len() < most
@@ -164,7 +166,7 @@ impl Serving {
         }
     }
 
-    /// Has a dispatcher end. One that does not is logged: it keeps another one of its name from its begin.
+    /// Makes a dispatcher end. If it does not end in time, the log says so: until then its successor cannot begin.
     fn end(&self, name: &str) {
         let is_ending = self.dispatchers.is_ending(name);
         let Some(handle) = self.dispatchers.end(name).filter(|_| !is_ending) else { return };

@@ -17,7 +17,7 @@ use crate::admin::{Access, Token, Tokens};
 /// empty it first. It is less than the second between two looks, so that the second one revokes the token.
 const PATIENCE: Duration = Duration::from_millis(900);
 
-/// The tokens of `[admin]`, as their files have them.
+/// The tokens of `[admin]`, with the present contents of their files.
 pub(super) struct TokenFiles {
     access: Arc<Access>,
     known: Mutex<Known>,
@@ -30,8 +30,8 @@ struct Known {
     in_use: Tokens,
 }
 
-/// A token whose file, if it has one, is read by itself: one that cannot be used keeps no other from being replaced or
-/// revoked.
+/// A token. Its file, if it has one, is read separately: a file that cannot be used does not keep other tokens from
+/// being replaced or revoked.
 #[derive(Clone)]
 struct Watched {
     /// The token as the configuration has it.
@@ -56,14 +56,14 @@ impl TokenFiles {
         Arc::new(Self { access, known })
     }
 
-    /// Replaces the tokens and what they allow by those of this configuration, and has their files read at the next refresh.
+    /// Replaces the tokens and their roles by those of this configuration. The next refresh reads their files.
     pub(super) fn reload(&self, admin: &Admin) {
         self.access.show_bodies(admin.show_bodies);
         let Tokens { all, guards_reads } = Tokens::from(admin);
         let mut known = lock(&self.known);
         let old = std::mem::take(&mut known.tokens);
         let watched = |configured: Token| {
-            // Of one that did not change in the configuration, what was read since then is newer.
+            // If the configuration of a token did not change, the token that was read since then is newer.
             let Some(same) = old.iter().find(|old| old.configured == configured) else {
                 return Watched::new(configured);
             };
@@ -77,7 +77,7 @@ impl TokenFiles {
         self.put_in_use(known);
     }
 
-    /// Has requests need the tokens that were read last, and logs it if they are others.
+    /// Makes requests need the tokens that were read last, and logs a change of them.
     fn put_in_use(&self, mut known: MutexGuard<'_, Known>) {
         let all = known.tokens.iter().map(|token| Token::clone(&token.read.current())).collect();
         let read = Tokens { all, guards_reads: known.guards_reads };
@@ -141,7 +141,7 @@ struct File {
 }
 
 impl File {
-    /// The token that there is now. One whose file has been gone for [`PATIENCE`] is revoked: it has no secret.
+    /// The present token. If its file has been gone for [`PATIENCE`], the token is revoked: it has no secret.
     fn read(&self) -> Result<Token, String> {
         let Some(secret) = &self.token.secret else { return Ok(self.token.clone()) };
         let key = self.token.key();

@@ -38,14 +38,14 @@ impl FromIterator<Arc<dyn Refresh>> for Watches {
 }
 
 impl Watches {
-    /// Watches these files from now on, and no others. Those that were among them before are watched on.
+    /// Watches these files from now on, and no others. It still watches those that were among them before.
     pub(super) fn replace(&self, all: impl IntoIterator<Item = Arc<dyn Refresh>>) {
         self.0.send_replace(all.into_iter().collect());
     }
 
     /// Refreshes all files once, side by side.
     ///
-    /// Cancel safe: a read that has begun goes on.
+    /// Cancel safe: a read that has begun continues.
     pub(super) async fn refresh(&self) {
         let all = Arc::clone(&*self.0.borrow());
         join_all(all.iter().map(|files| Arc::clone(files).refresh())).await;
@@ -102,7 +102,7 @@ fn ticks() -> Interval {
 #[derive(Clone)]
 struct Watched {
     files: Arc<dyn Refresh>,
-    /// When the refresh began that is under way.
+    /// When the refresh in progress began.
     begun: Arc<Mutex<Option<Instant>>>,
 }
 

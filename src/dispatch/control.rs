@@ -61,14 +61,15 @@ impl Control {
         let _ = answered.wait_for(|answered| *answered >= number).await;
     }
 
-    /// Asks where jobs are, and what the first one that waits for a slot waits for. The loop goes over all of its jobs for the
-    /// answer, and over all lanes, so that callers bound how often they ask. It answers as [`Control::turn`] does: before the dispatcher runs, while it drains and after its end it never
-    /// does, and callers need a time-out. Cancel safe.
+    /// Asks where jobs are, and what the first one that waits for a slot waits for. For the answer the loop visits
+    /// all of its jobs and lanes, so callers must bound how often they ask. It answers as [`Control::turn`] does:
+    /// before the dispatcher runs, while it drains and after its end it never does, and callers need a time-out.
+    /// Cancel safe.
     pub async fn find(&self, question: Question) -> Found {
         let (answer, found) = oneshot::channel();
         let sought = Sought { question, answer };
         self.pending.send_modify(|pending| {
-            // Those that nobody waits for any more must not gather in a loop that does not run.
+            // Questions whose askers are gone must not accumulate while the loop does not run.
             pending.sought.retain(|sought| !sought.answer.is_closed());
             pending.sought.push(sought);
         });
@@ -92,8 +93,8 @@ impl ControlEnd {
         self.control.clone()
     }
 
-    /// Answers who asked for a turn, and returns what else was given since the last call, if there is any. The loop calls it
-    /// in each turn, so it takes a lock only if there is anything.
+    /// Answers the requests for a turn, and returns all else that was given since the last call, if there is any. The
+    /// loop calls it in each turn, so it takes a lock only if there is anything.
     pub(super) fn take(&mut self) -> Option<Given> {
         // There is always a sender, since this struct has one.
         if !self.pending.has_changed().unwrap_or(false) {

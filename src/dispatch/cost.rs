@@ -8,7 +8,7 @@ use crate::limit::{Limit, LimitSet};
 /// The longest time that one job may hold up those behind it.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// As [`max_cost`], of the limits that have no costs of their own; those that have are named.
+/// As [`max_cost`], for the limits that have no costs of their own; `own` names those that have.
 pub fn max_cost_without(limits: &LimitSet, own: &[&str], given: Option<u32>) -> MaxCost {
     let rest: Vec<Limit> = limits.listed().filter(|limit| !own.contains(&limit.name())).cloned().collect();
     match LimitSet::new(rest) {

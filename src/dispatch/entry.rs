@@ -27,7 +27,7 @@ pub(super) struct Entry {
     pub(super) attempts: Attempts,
     /// What it asks for, and its position in the order.
     pub(super) request: SlotRequest,
-    /// What is kept of it for the case that its message is delivered again.
+    /// The memory of it for the case that its message is delivered again.
     pub(super) track: Track,
     /// The values of its key; all jobs of a lane share them.
     pub(super) key: Arc<[String]>,
@@ -39,13 +39,13 @@ pub(super) struct Hold {
     pub(super) since: Instant,
     /// Whether the job may be parked: not after that was refused once.
     pub(super) may_park: bool,
-    /// What it waits for, or waited for last.
+    /// The reason for which it waits, or waited last.
     pub(super) reason: ParkReason,
-    /// Until when it is expected to wait, if it waits or waited for a limit, and the version of the limits that this is an
-    /// estimate by.
+    /// Until when it is expected to wait, if it waits or waited for a limit, and the version of the limits by which
+    /// this was estimated.
     pub(super) expected: Option<(Instant, String)>,
-    /// The time that it was parked for, by the wall clock, if its message comes from there. That of the copy that it is parked
-    /// as is another one.
+    /// The time for which it was parked, by the wall clock, if its message is a parked copy. If it is parked again,
+    /// the new copy has another time.
     pub(super) parked_until: Option<Micros>,
 }
 
@@ -108,8 +108,9 @@ impl Entry {
         self.request.end.map_or(due, |end| end.at.min(due))
     }
 
-    /// The stay of this job until `until`, by the wall clock, under these versions of what it waits for. It is a millisecond
-    /// later where the message itself is a copy that was parked for that time: so its copy is never taken for it.
+    /// The stay of this job until `until`, by the wall clock, under these versions of what it waits for. It is a
+    /// millisecond later if the message itself is a copy that was parked for that time, so that nobody mistakes the
+    /// new copy for the message.
     pub(super) fn stay(&self, until: Micros, reason: ParkReason, versions: Option<String>) -> Stay {
         let Attempts { sent, throttled, refused, unreadable, .. } = self.attempts;
         let assigned_id = (!self.has_own_id).then(|| self.job.id.clone());
@@ -132,14 +133,14 @@ impl Entry {
 }
 
 impl Entry {
-    /// Records that somebody is at work for the job.
+    /// Records that work on the job is in progress.
     pub(super) fn begin(&mut self, unsettled: &Arc<Unsettled>) {
         self.track.end();
         self.track = unsettled.begin(self.message(), &*self.ticket);
     }
 
-    /// Records that nobody is at work for the job any more: it waits here until then. If its message was delivered again
-    /// meanwhile, it goes on with the ticket of that.
+    /// Records that no work on the job is in progress any more: it waits here until then. If its message was
+    /// delivered again meanwhile, it continues with the ticket of that.
     pub(super) fn land(&mut self, until: Instant) {
         self.adopt();
         if !self.has_own_id || !self.is_tried() {
@@ -151,15 +152,15 @@ impl Entry {
         }
     }
 
-    /// Goes on with the ticket of the message as it was delivered again, if it was.
+    /// Continues with the ticket of the message as it was delivered again, if it was.
     pub(super) fn adopt(&mut self) {
         if let Some(ticket) = self.track.redelivered() {
             self.ticket = ticket;
         }
     }
 
-    /// Finds out what this replica has done for a message that came; `None` if somebody is at work for it, who has its ticket
-    /// now. The attempts that it has had are counted on.
+    /// Finds out what this replica has done for a message that came; `None` if work on it is in progress, which has
+    /// its ticket now. The count of its attempts continues.
     pub(super) fn claim(mut self: Box<Self>, unsettled: &Arc<Unsettled>) -> Option<(Box<Self>, Known)> {
         let parked_until = self.hold.parked_until;
         let message = Message { job: &self.job, has_own_id: self.has_own_id, parked_until };
@@ -209,7 +210,7 @@ impl Waiter for Entry {
         Some(&mut self.key)
     }
 
-    /// Not one whose credentials were refused: only this replica knows of that.
+    /// A job whose credentials were refused may not: only this replica knows of that.
     fn may_wait_elsewhere(&self) -> bool {
         self.hold.may_park && self.attempts.refusals.suspicion.is_none()
     }

@@ -6,7 +6,7 @@
 //! | answering | a failure, the 1st or 2nd in a row | answering | |
 //! | answering | the 3rd failure in a row | failing | begins, unless one began less than a minute ago |
 //! | failing | a failure | failing | |
-//! | failing | a minute has passed since the last line, and its begin was logged | failing | goes on, if more attempts have failed |
+//! | failing | a minute has passed since the last line, and its begin was logged | failing | continues, if more attempts have failed |
 //! | failing | a minute has passed since the last line, and its begin was not logged | failing | begins |
 //! | failing | the 3rd success in a row, or no more attempts for 5 s after a success | answering | is over, if its begin was logged |
 
@@ -32,7 +32,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// How many different failures are remembered.
 const MAX_KINDS: usize = 5;
 
-/// What the failures of an outage are counted as whose kinds are beyond these.
+/// The kind under which further kinds of failures of an outage are counted.
 const OTHER: &str = "other";
 
 /// The longest text of a failure that is kept, in bytes.
@@ -132,7 +132,7 @@ pub(super) struct Failures {
 }
 
 impl Ending {
-    /// How this outcome of an attempt counts, which went to the host `peer`, a `HOST:PORT`.
+    /// How this outcome of an attempt to the host `peer` (a `HOST:PORT`) counts.
     pub(super) fn of(outcome: &Outcome, peer: Option<&str>) -> Self {
         let unanswered = |reason: &str, detail: &str| {
             let kind = peer.map_or_else(|| reason.to_owned(), |peer| format!("{reason} {peer}"));

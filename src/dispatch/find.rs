@@ -16,7 +16,7 @@ pub(super) const MOST_FOUND: usize = 10;
 /// The most jobs that were parked last and are remembered.
 const MOST_PARKED: usize = 500;
 
-/// Which jobs are meant.
+/// The jobs that a question is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Those with this id.
@@ -43,7 +43,7 @@ pub struct FoundJob {
     pub id: String,
     /// Where it is.
     pub place: JobPlace,
-    /// Its place among those that wait for a slot, of the first one found that does.
+    /// Its place among those that wait for a slot; only the first job found that waits for one has it.
     pub turn: Option<Turn>,
     /// When a replica first took it, by the wall clock; `None` where that is not known.
     pub first_seen: Option<Micros>,
@@ -51,7 +51,7 @@ pub struct FoundJob {
     pub attempts: Option<u32>,
 }
 
-/// Where a job is that a dispatcher holds.
+/// The place of a job that a dispatcher holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobPlace {
     /// It waits for a slot, or for the answer of the store, which is asked for one.
@@ -84,9 +84,9 @@ pub struct Turn {
     pub before: u64,
     /// When the downstream has its next slot for these jobs and this one, as far as is known.
     pub next: Instant,
-    /// When the limits and pauses of its lane let it go, if none is added.
+    /// When the limits and pauses of its lane allow it, if none is added.
     pub own: Instant,
-    /// Which of them is the last one to do so; `None` if they let it go now.
+    /// The one of them that allows it last; `None` if they allow it now.
     pub binding: Option<Binding>,
 }
 
@@ -95,7 +95,7 @@ pub struct Turn {
 pub struct ParkedJob {
     /// When that was, by the wall clock.
     pub at: Micros,
-    /// Until when it is to wait, by the wall clock; an estimate if it waits for a limit.
+    /// Until when it waits, by the wall clock; an estimate if it waits for a limit.
     pub until: Micros,
     /// The reason.
     pub reason: ParkReason,

@@ -47,7 +47,7 @@ pub(super) struct FlightContext {
     pub(super) logs: Logs,
     /// The jobs that were sent and are not settled.
     pub(super) unsettled: Arc<Unsettled>,
-    /// Whether attempt after attempt fails, which the log says: then it need not name each job.
+    /// Whether attempt after attempt fails, and the log says so: then it need not name each job.
     pub(super) is_failing: Arc<AtomicBool>,
     pub(super) successes: Arc<Successes>,
 }
@@ -174,7 +174,7 @@ impl Flight {
     fn abandon(&self, reason: Abandoned) {
         let Self { context, place, entry, slot, .. } = self;
         context.meters.abandoned(reason);
-        // Where nothing outlasts the outage, the pace is all that spaces the attempts.
+        // If retries do not outlast the outage, only the pace spaces the attempts.
         if reason == Abandoned::Unreachable && !context.retry.outlast {
             return;
         }
@@ -198,8 +198,8 @@ impl Flight {
         discard((&context.downstream, &context.meters), entry.ticket, &entry.job, report).await;
     }
 
-    /// Settles by the outcome, and returns what is to be waited for. For most jobs there is nothing, and a future for it
-    /// would make that of every flight large.
+    /// Settles by the outcome, and returns the rest of the work as a future. Most jobs have none; without the box the
+    /// future of every flight would be large.
     fn settle(self, outcome: Outcome) -> Option<BoxFuture<'static, ()>> {
         match outcome {
             Outcome::Delivered(receipt) => self.deliver(receipt),

@@ -17,12 +17,12 @@
 //! | serving | refused, the 3rd different job of this row | unauthorized | waits, suspected; stop, read the secrets again |
 //! | serving | delivered, sent after the last refused one | serving | the row of refused jobs ends |
 //! | unreachable | the trial connection fails | unreachable | try again, later each time |
-//! | unreachable | the trial connection is open | serving | go on |
+//! | unreachable | the trial connection is open | serving | continue |
 //! | unreachable | connection fails, refused, delivered (sent before) | unreachable | waits |
 //! | unauthorized | the secrets were read | unauthorized | one job may go as a trial |
 //! | unauthorized | the trial is refused, or has another end | unauthorized | waits; read them again, later each time |
-//! | unauthorized | delivered, sent after the last refused one | serving | go on; the row of refused jobs ends |
-//! | unauthorized | nothing is left to try with | serving | go on |
+//! | unauthorized | delivered, sent after the last refused one | serving | continue; the row of refused jobs ends |
+//! | unauthorized | nothing is left to try with | serving | continue |
 //!
 //! A success that was sent before the last refused job proves nothing: the credentials may have ended in between.
 
@@ -36,7 +36,7 @@ const FAILED_CONNECTIONS: u32 = 5;
 /// The number of different jobs in a row that must be refused.
 const REFUSED_JOBS: u32 = 3;
 
-/// The number of refusals in a row that suffices, of however few jobs: a quiet downstream may not have three.
+/// The number of refusals in a row that suffices, of any number of jobs: a quiet downstream may not have three.
 const REFUSALS: u32 = 5;
 
 /// The usability of the downstream, as far as this replica has seen.
@@ -182,8 +182,8 @@ impl Health {
         }
     }
 
-    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before. A blameless
-    /// one is not dead of it, and is not of a later refusal because of this one.
+    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before. A
+    /// blameless refusal does not make the job a dead letter, neither now nor together with a later refusal.
     pub(super) fn refused(
         &mut self,
         before: Option<Suspicion>,
@@ -278,7 +278,7 @@ impl Health {
         }
     }
 
-    /// Has the next trial wait for a backoff; until a random instant, so that replicas do not try in step.
+    /// Makes the next trial wait for a backoff, until a random instant, so that replicas do not try at the same time.
     fn try_later(&mut self, reason: Reason, now: Instant) {
         let (first, most) = reason.backoff();
         let ceiling = first.saturating_mul(2_u32.saturating_pow(self.trials)).min(most);

@@ -102,7 +102,7 @@ impl Intake {
         let cost = job_cost(&job.cost);
         let request =
             SlotRequest { lane, priority: job.priority, cost, seq, since, end: None, is_quiet: false };
-        // A time to come says nothing about the age of a job.
+        // A `timestamp` in the future says nothing about the age of a job.
         let made_at = job.times.made_at.filter(|made_at| *made_at <= now).unwrap_or(first_seen);
         let born = job.times.not_before.map_or(made_at, |start| start.max(made_at));
         let at = |age: Duration| born.plus(age);
@@ -154,9 +154,10 @@ fn attempts(stay: &Stay) -> Attempts {
     // A header may say anything, and more attempts can hardly have failed than were made.
     let throttled = throttled.min(sent);
     let refused = refused.min(sent - throttled);
-    // Others that succeed from now on show that the next time is about this job.
+    // If other jobs succeed from now on, the next throttling is about this job.
     let throttled_at = (throttled > 0).then(Instant::now);
-    // How often it was throttled alone is not kept, nor whether an attempt had no answer: it is taken to be so.
+    // The copy does not say how often the job was throttled alone, or whether an attempt had no answer. Both are
+    // assumed.
     let (alone, is_unanswered) = (throttled, sent > throttled + refused);
     Attempts {
         sent,

@@ -1,4 +1,4 @@
-//! One line for each job that is settled, for those who ask for it. Its target is off unless it is named.
+//! One line for each job that is settled. Its target is off unless the operator names it.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::time::Micros;
 /// The target of these lines.
 pub const TARGET: &str = "paced::jobs";
 
-/// Logs, at the level DEBUG, that a job is handed to its API: its slot, how long after that, and when that was on the wall
-/// clock (µs since the epoch), since the line itself takes time. The line of a job is written when it is settled; by these
-/// lines the pace is judged at the moment of release, that of failed attempts too.
+/// Logs, at the level DEBUG, that a job is handed to its API: its slot, how long after that, and when that was on the
+/// wall clock (µs since the epoch), since the line itself takes time. The other line of a job is written only when
+/// the job is settled. These lines show the pace at the moment of release, also of failed attempts.
 pub(super) fn released(downstream: &str, id: &str, slot: Micros, late: Duration, at: Micros) {
     tracing::debug!(target: TARGET, downstream, id, slot = slot.0, ?late, at = at.0, "released");
 }

@@ -15,7 +15,7 @@ use crate::time::Micros;
 pub trait Source: Send + 'static {
     /// The next message; `None` when the source has ended.
     ///
-    /// A source that loses its broker reconnects by itself and goes on.
+    /// A source that loses its broker reconnects by itself and continues.
     /// Cancel safe: a dropped future loses no message.
     fn next(&mut self) -> impl Future<Output = Option<Delivery>> + Send;
 

@@ -12,7 +12,7 @@ use crate::lock::lock;
 
 /// A secret that is read again whenever it is needed, such as for a new connection.
 pub(crate) struct FreshSecret {
-    /// What the log calls it.
+    /// Its name in the log.
     name: &'static str,
     text: Reloaded<String>,
     failure: Mutex<Episode>,
@@ -22,7 +22,7 @@ impl FreshSecret {
     pub(crate) fn new(name: &'static str, text: String, read: ReadSecret) -> Self {
         let ReadSecret(read) = read;
         let read = Box::new(move |_: &String| read().map(Some));
-        // It is read each time, and what fails is logged here.
+        // The secret is read each time, and this type logs failures.
         let source = Source { files: Vec::new(), read, log: Box::new(|_| {}) };
         Self { name, text: Reloaded::new(text, Some(source)), failure: Mutex::default() }
     }

@@ -1,4 +1,4 @@
-//! Something that is made of files, and made anew when one of them changes.
+//! A value that is made from files, and made again when one of them changes.
 
 use std::fmt::Display;
 use std::mem;
@@ -15,33 +15,33 @@ use crate::episode::Episode;
 use crate::failpoint;
 use crate::lock::lock;
 
-/// How often files are read in one turn, where one changes while they are read: what was read may be old and new in part.
+/// How often files are read in one turn if one changes during the read: the result may mix old and new contents.
 const MOST_READS: usize = 3;
 
 /// How long files must have been unusable before that is logged: they are rarely replaced all at once.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Reads the files; `None` if that makes what is in use. It may block, and is called by one thread at a time. The error is
-/// a text for people, without any secret.
+/// Reads the files; `None` if that makes the same value as the one in use. It may block, and one thread at a time
+/// calls it. The error is a text for people, without any secret.
 pub type Read<T> = Box<dyn Fn(&T) -> Result<Option<T>, String> + Send + Sync>;
 
-/// Logs that what was read is in use, or why the files cannot be used, so the old contents stay in use.
+/// Logs that the new contents are in use, or why the files cannot be used, so the old contents stay in use.
 pub type Log = Box<dyn Fn(Result<(), &str>) + Send + Sync>;
 
-/// Files of which a `T` is made.
+/// The files from which a `T` is made.
 pub struct Source<T> {
     /// The files. They are read again when one of them was replaced or rewritten, also through a symbolic link.
     pub files: Vec<PathBuf>,
     /// Reads them.
     pub read: Read<T>,
-    /// Logs the result when another one is in use, and once when the files cannot be used.
+    /// Logs the result when another value is in use, and once when the files cannot be used.
     pub log: Log,
 }
 
-/// A `T` that is made of files, and made anew when one of them changes. Clones share it.
+/// A `T` that is made from files, and made again when one of them changes. Clones share it.
 ///
-/// While the files cannot be read, or hold nothing that can be used, what was read before stays in use, and an error is
-/// logged once. A file system that does not answer keeps one thread, and no reader of the value.
+/// While the files cannot be read, or their contents cannot be used, the old value stays in use, and an error is
+/// logged once. A file system that does not answer blocks one thread, but no reader of the value.
 pub struct Reloaded<T> {
     in_use: Arc<StdMutex<InUse<T>>>,
     /// Held by the thread that reads the files, which may take long.
@@ -61,7 +61,7 @@ struct Progress<T> {
     /// The stamps with which the value in use was read; `None` if the files are to be read anyway.
     loaded: Option<Stamps>,
     failure: Episode<Stamps>,
-    /// When the files were last begun to be read, and the result.
+    /// When the last read of the files began, and its result.
     last: Option<(Instant, Result<bool, String>)>,
 }
 
@@ -78,7 +78,8 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Self::with(value, source.map(Arc::new), Progress::new(None, None))
     }
 
-    /// Begins with what `read` makes of the files, which a change makes anew. It blocks while it reads.
+    /// Begins with the value that `read` makes from the files. A change of the files makes it again. It blocks while
+    /// it reads.
     ///
     /// # Errors
     /// Those of `read`.
@@ -87,7 +88,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         E: Display,
         R: Fn() -> Result<T, E> + Send + Sync + 'static,
     {
-        // Before the files are read: one that changes meanwhile has another stamp at the next refresh.
+        // The stamps come before the read: a file that changes meanwhile has another stamp at the next refresh.
         let (stamps, value) = (stamps(&files), read()?);
         let read = Box::new(move |_: &T| read().map(Some).map_err(|error| error.to_string()));
         let source = Some(Arc::new(Source { files, read, log }));
@@ -104,7 +105,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Arc::clone(&lock(&self.in_use).value)
     }
 
-    /// Whether the files cannot be used, so that what was read before stays in use; the log has a line for that.
+    /// Whether the files cannot be used, so that the old value stays in use; the log has a line for that.
     pub fn is_failing(&self) -> bool {
         lock(&self.in_use).is_failing
     }
@@ -115,7 +116,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         let source = source.map(Arc::new);
         let new = InUse { value: Arc::new(value), source, is_failing: false };
         let old = mem::replace(&mut *lock(&self.in_use), new);
-        // Connections may end with it, which is done outside the lock.
+        // Connections may end when the old value is dropped. This happens outside the lock.
         drop(old);
     }
 
@@ -127,7 +128,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
     /// Reads the files again if one of them has changed; the result is logged. It waits for another read that is under
     /// way, for as long as the file system takes.
     ///
-    /// Cancel safe: a read that has begun goes on.
+    /// Cancel safe: a read that has begun continues.
     pub async fn refresh(&self) {
         if let Some(turn) = self.turn().await {
             // Only a runtime that shuts down does not run it.
@@ -144,7 +145,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         }
     }
 
-    /// Reads the files even if none has changed, unless that was begun by another caller after this call. Returns whether
+    /// Reads the files even if none has changed, unless another caller began a read after this call. Returns whether
     /// another value is in use since.
     ///
     /// Cancel safe, as [`Reloaded::refresh`] is.
@@ -183,7 +184,7 @@ impl<T> Progress<T> {
 }
 
 impl<T> Turn<T> {
-    /// The turn at the files of the present source, if there is one.
+    /// The turn to read the files of the present source, if there is one.
     fn begin(in_use: &Arc<StdMutex<InUse<T>>>, mut progress: OwnedMutexGuard<Progress<T>>) -> Option<Self> {
         let source = lock(in_use).source.clone()?;
         if !progress.source.as_ref().is_some_and(|known| Arc::ptr_eq(known, &source)) {
@@ -232,7 +233,7 @@ impl<T> Turn<T> {
         }
         in_use.value = Arc::new(value);
         drop(in_use);
-        // Connections may end with it, which is done outside the lock.
+        // Connections may end when the old value is dropped. This happens outside the lock.
         drop(old);
         (self.source.log)(Ok(()));
         Ok(true)

@@ -1,9 +1,9 @@
-//! What jobs cost their limits.
+//! The costs of jobs under their limits.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What a job takes of its limits.
+/// The units that a job takes of its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// The units of limits without costs of their own.
@@ -12,14 +12,14 @@ pub struct Cost {
     pub own: Vec<(Arc<str>, u32)>,
 }
 
-/// What jobs cost one limit, where that is not their `paced-cost`.
+/// The cost of jobs under one limit that does not count by `paced-cost`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostRule {
     /// The name of the limit, with that of its plan.
     pub limit: Arc<str>,
     /// The plan whose limit it is, as an index into [`Rules::plans`](super::Rules::plans); `None` for a limit of the downstream.
     pub plan: Option<usize>,
-    /// Where the cost is from.
+    /// The source of the cost.
     pub source: CostSource,
     /// The cost of a job whose header has none.
     pub default: Option<u32>,
@@ -27,7 +27,7 @@ pub struct CostRule {
     pub max_cost: MaxCost,
 }
 
-/// Where the cost of a limit is from.
+/// The source of the cost under a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostSource {
     /// It is the same for each job.

@@ -29,10 +29,10 @@ const COST: &str = "cost:";
 /// The prefix of the columns that are headers of the request.
 const REQUEST_HEADER: &str = "header:";
 
-/// What separates columns elsewhere.
+/// The separators of columns in other kinds of tables.
 const SEPARATORS: [(char, &str); 3] = [(';', "semicolons"), ('\t', "tabs"), ('|', "vertical bars")];
 
-/// What the cells of a column are.
+/// The meaning of the cells of a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Column {
     Id,
@@ -50,14 +50,14 @@ enum Column {
     Other,
 }
 
-/// The columns of a table of jobs, and what its rows become besides.
+/// The columns of a table of jobs, and the template that makes jobs from its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Columns {
     columns: Vec<(String, Column)>,
     template: Resolved,
 }
 
-/// A template whose columns are found.
+/// A template with the places of its columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Resolved {
     path: Option<Vec<Part<usize>>>,
@@ -152,8 +152,8 @@ impl Columns {
         Ok(Self { columns, template: Resolved::of(template, &names)? })
     }
 
-    /// The columns of a table of any columns that mean something by their names alone, such as `cost`: they may be about
-    /// something else than the jobs. None without a template, where each name was chosen for it.
+    /// The columns that have a meaning only because of their name, such as `cost`, in a table with any columns: they
+    /// may be about something else. None without a template, since then each name was chosen for its meaning.
     pub fn taken(&self) -> impl Iterator<Item = &str> {
         let any_names = self.template != Resolved::default();
         // A name with a prefix, such as `cost:tokens`, is no accident.
@@ -185,7 +185,7 @@ impl Columns {
 }
 
 impl Columns {
-    /// The error, which says with a template that the column may have been meant to have any name.
+    /// The error. With a template it also says that the column may be renamed, if it is about something else.
     fn renaming(&self, error: LineError, column: &Column) -> LineError {
         let expected = match column {
             _ if self.template == Resolved::default() => return error,
@@ -221,7 +221,7 @@ impl Resolved {
         })
     }
 
-    /// Sets what the template makes of a row.
+    /// Sets the parts of the job that the template makes from a row.
     fn apply(
         &self,
         message: &mut Message,
@@ -263,7 +263,7 @@ impl Resolved {
     }
 }
 
-/// Whether a template says what a column of this name would.
+/// Whether a template sets the same part of the job as a column of this name.
 fn is_replaced(column: &Column, template: &Template) -> bool {
     match column {
         Column::Id => template.id.is_some(),

@@ -14,8 +14,8 @@ use crate::time::Micros;
 /// The headers that a producer may set, without the `paced-`.
 pub const KNOWN: [&str; 7] = ["lane", "plan", "method", "path", "not-before", "deadline", "cost"];
 
-/// The headers that paced writes on dead letters and on jobs that are parked. They are accepted, so that a letter can be
-/// published again unchanged, and mean nothing.
+/// The headers that paced writes on dead letters and on jobs that are parked. They are accepted and have no effect,
+/// so that a letter can be published again unchanged.
 pub const STRIPPED: [&str; 14] = [
     "reason",
     "detail",
@@ -36,7 +36,7 @@ pub const STRIPPED: [&str; 14] = [
 /// The methods that a job may have.
 pub const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
 
-/// The beginning of the headers by which a job says what it costs one limit, without the `paced-`.
+/// The prefix of the headers with a job's cost for one limit, without the `paced-`.
 const COST_PREFIX: &str = "cost-";
 
 /// The longest lane key, in bytes.
@@ -80,7 +80,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
         plan,
         priority: message.priority.unwrap_or(0).min(MAX_PRIORITY),
         times: Times {
-            // 0 is what clients send that have no clock.
+            // Clients without a clock send 0.
             made_at: message.timestamp.filter(|number| *number > 0).map(instant::made_at),
             not_before: fields.not_before,
             deadline: fields.deadline,
@@ -96,7 +96,7 @@ pub fn decode(message: &Message, rules: &Rules) -> Result<Job, Rejection> {
     })
 }
 
-/// What a job of this plan takes of its limits.
+/// The units that a job of this plan takes of its limits.
 fn job_cost(
     fields: &Fields,
     headers: &[(String, Value)],
@@ -300,7 +300,8 @@ impl CostRule {
         fitting(&what, cost, &self.max_cost, "`max_cost` of this limit")
     }
 
-    /// The cost of a message with these headers. One whose header has no cost is a mistake, and not one without it.
+    /// The cost of a message with these headers. A header that holds no cost is a mistake; a message without the
+    /// header is none.
     fn of(&self, headers: &[(String, Value)]) -> Result<i128, Rejection> {
         let name = match &self.source {
             CostSource::Fixed(cost) => return Ok((*cost).into()),
@@ -327,8 +328,8 @@ pub fn cost_of(message: &Message) -> u32 {
     given.map_or(1, |cost| u32::try_from(cost).unwrap_or(u32::MAX))
 }
 
-/// Has a message say itself what it costs each limit that counts by a header of another name, which `header` finds. Lines of
-/// JSON have no place for such headers. One that has no cost says nothing.
+/// Writes into the message its cost for each limit that counts by a header of another name, which `header` finds.
+/// Lines of JSON have no place for such headers. A header that holds no cost is left out.
 pub fn name_costs(message: &mut Message, costs: &[CostRule], header: impl Fn(&str) -> Option<Value>) {
     for rule in costs {
         let CostSource::Header(source) = &rule.source else { continue };
@@ -343,7 +344,7 @@ pub fn name_costs(message: &mut Message, costs: &[CostRule], header: impl Fn(&st
     }
 }
 
-/// The cost, which is given by `what`, if the limits of the job can hold it; `key` is what sets a higher one.
+/// The cost, which `what` gives, if the limits of the job can hold it; `key` is the setting for a higher one.
 pub(super) fn fitting(what: &str, cost: i128, most: &MaxCost, key: &str) -> Result<u32, String> {
     u32::try_from(cost).ok().filter(|cost| *cost <= most.units).ok_or_else(|| {
         let way = match most.bound {

@@ -86,8 +86,8 @@ fn is_field_value(bytes: &[u8]) -> bool {
 const CODINGS: [&str; 11] =
     ["aes128gcm", "br", "compress", "dcb", "dcz", "deflate", "exi", "gzip", "x-compress", "x-gzip", "zstd"];
 
-/// The `Content-Encoding` of a message: its property, if that names content codings. Others put there what is none and
-/// changes nothing of the request, such as the charset (`UTF-8`) or `binary`.
+/// The `Content-Encoding` of a message: its property, if that names content codings. Some clients put other texts
+/// there, such as the charset (`UTF-8`) or `binary`, which do not change the request.
 pub(super) fn codings(property: Option<&str>) -> Option<String> {
     let text = property.filter(|text| !text.is_empty())?;
     let is_coding = |name: &str| CODINGS.iter().any(|coding| coding.eq_ignore_ascii_case(name.trim()));

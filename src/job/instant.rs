@@ -12,7 +12,7 @@ use crate::time::Micros;
 /// begin in 1973.
 const FIRST_MILLIS: i128 = 100_000_000_000;
 
-/// 2001-01-01T00:00:00Z in seconds. A bare number for an earlier instant is no time that a producer means.
+/// 2001-01-01T00:00:00Z in seconds. No producer means an earlier instant with a bare number.
 const EARLIEST: i128 = 978_307_200;
 
 const MICROS: i128 = 1_000_000;
@@ -195,7 +195,7 @@ mod tests {
             ("0001-01-01T00:00:00+14:00", 0),
             ("-009999-01-01T00:00:00+14:00", 0),
             ("2400-01-01T00:00:00Z", Micros::MAX.0),
-            // What languages have for the end of time.
+            // The latest instant of some programming languages.
             ("9999-12-31T23:59:59.9999999Z", Micros::MAX.0),
             ("9999-12-31T23:59:59-12:00", Micros::MAX.0),
         ] {

@@ -35,7 +35,7 @@ pub(crate) struct Span {
     pub(crate) until: Micros,
     /// The latest slot that the limits of a lane may set.
     pub(crate) soon: Micros,
-    /// The most slots that are granted, less those that are.
+    /// How many more slots may be granted.
     pub(crate) most: usize,
 }
 

@@ -9,9 +9,9 @@ use crate::rate::Rate;
 /// the share is too slow to be a limit.
 ///
 /// A limit whose units come back one by one gets the same count in a period `of` times as long, and its share of the
-/// burst, at least 1; where it shapes it charges behind, so that a job may cost more than that share. Windows get their
-/// share of the count. Sliding windows, and those of fewer units than there are replicas, become equally spaced slots:
-/// what was used of them before is not known here.
+/// burst, at least 1; where it shapes it charges behind, so that a job may cost more than that share. Windows get
+/// their share of the count. Sliding windows, and those of fewer units than there are replicas, become equally spaced
+/// slots, because the replica does not know how much of them was used before.
 pub(crate) fn replica_share(set: &LimitSet, of: u32, is_policing: bool) -> Option<LimitSet> {
     let limits = set.listed().map(|limit| share_of(limit, of.max(1), is_policing));
     LimitSet::combined(set.combine(), limits.collect::<Option<_>>()?).ok()

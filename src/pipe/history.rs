@@ -1,4 +1,4 @@
-//! The releases of earlier runs, by which a later run goes on at the same pace.
+//! The releases of earlier runs, by which a later run continues at the same pace.
 
 use crate::limit::LimitSet;
 use crate::store::MemoryStore;

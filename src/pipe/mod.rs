@@ -85,7 +85,7 @@ pub enum Notice {
         /// The error of the system.
         error: io::Error,
     },
-    /// The input is not that of the outcomes to go on from; the jobs that were read continue.
+    /// The input is not that of the outcomes to continue from; the jobs that were read continue.
     #[error("{0}")]
     Mismatch(Mismatch),
 }

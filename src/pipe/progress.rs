@@ -224,7 +224,7 @@ impl Before {
 pub enum BadInput {
     /// It broke off.
     Unreadable,
-    /// It is not that of the outcomes to go on from.
+    /// It is not that of the outcomes to continue from.
     Mismatched,
 }
 

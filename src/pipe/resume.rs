@@ -1,4 +1,4 @@
-//! The outcomes of earlier runs over the same input, by which a later run goes on.
+//! The outcomes of earlier runs over the same input, by which a later run continues.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -190,7 +190,7 @@ impl Outcomes {
     }
 }
 
-/// Opens a file of outcomes, which need not exist, for a run that goes on where earlier ones were cut off. The end of a
+/// Opens a file of outcomes, which need not exist, for a run that continues where earlier ones were cut off. The end of a
 /// line that was half written is removed. Reads the file, so it blocks.
 ///
 /// # Errors

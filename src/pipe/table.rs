@@ -108,7 +108,7 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
             }
             let start = *self.start.get_or_insert(self.line.line);
             if row.too_long {
-                // The parser goes on to the end of the row.
+                // The parser continues to the end of the row.
                 (row.used, row.cells) = (0, 0);
             }
             let room = (&mut row.text[row.used..], &mut row.ends[row.cells..]);

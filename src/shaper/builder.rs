@@ -49,7 +49,7 @@ enum Base {
     Given(Box<Settings>, LaneId),
 }
 
-/// Where the state is kept.
+/// The place of the state.
 #[derive(Debug)]
 enum Keeper {
     /// In this process alone.

@@ -35,12 +35,12 @@ pub(super) struct Driver {
     is_failing: bool,
     /// The error of the last call that failed.
     last_error: ReserveError,
-    /// When somebody who had waited in order got a slot last, and the time before.
+    /// The last two instants at which a caller that waited in order got a slot: the latest one first.
     served: [Option<Instant>; 2],
 }
 
-/// How long those who reserve still yield after somebody who waits for one slot after the other got one: there are breaks
-/// between.
+/// How long reservations still yield after a slot for a caller that acquires one slot after another: such a caller
+/// pauses between two calls.
 const YIELDING: Duration = Duration::from_secs(1);
 
 /// Admits waiters whose cost the limits in force can ever hold.
@@ -123,7 +123,8 @@ impl Driver {
         let _ = timeout(CLOSING, async { tokio::join!(far.end(), engine.leave()) }).await;
     }
 
-    /// Whether somebody waits in order, or has got several slots one after the other, the last one a moment ago.
+    /// Whether a caller waits in order, or callers got two slots in order shortly after each other, the last one a
+    /// moment ago.
     fn does_somebody_wait(&self) -> bool {
         let apart = self.engine.settings().limits.spacing().saturating_mul(2).saturating_add(YIELDING);
         let goes_on = match self.served {
@@ -197,7 +198,7 @@ impl Driver {
         self.effects = effects;
     }
 
-    /// Takes note once the limits in force are known and the store answers.
+    /// Clears the error that callers get, once the limits in force are known and the store answers.
     fn settle(&mut self) {
         if self.engine.generation().is_none() || self.engine.is_failing() {
             return;

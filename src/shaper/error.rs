@@ -26,7 +26,7 @@ pub enum ReserveError {
         /// The instant at which this process may reserve a slot again. Its first caller from then on gets the slot.
         retry_at: Instant,
     },
-    /// The downstream is paused for longer than `max_wait`, because it asked for it (`Retry-After`) or by an
+    /// The downstream is paused for longer than `max_wait`, because the API asked for that (`Retry-After`) or by an
     /// operator. Nothing was taken.
     #[error("the downstream is paused{}", match retry_after {
         Some(span) => format!("; try again in {span:?}"),
@@ -136,8 +136,8 @@ pub enum CheckError {
         /// The number of limits that were given.
         limits: usize,
     },
-    /// No decision arrived from the store. It may have decided: an answer can be lost after something was taken. Once it is
-    /// known to be away, it is not asked.
+    /// No decision arrived from the store. It may have decided: an answer can be lost after something was taken. Once
+    /// the store is known to be away, the limiter does not ask it.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The task that called the store was ended: the store panicked, the runtime that was given has ended, or the system

@@ -29,7 +29,8 @@ pub(super) struct Far {
     store: Arc<dyn Store>,
     max_wait: Duration,
     calls: Calls<Place, KeyQueue, Done>,
-    /// What is left to those who wait in order, under the settings of the last call; `None` before the first.
+    /// How these calls yield to callers that wait in order, under the settings of the last call; `None` before the
+    /// first call.
     yielding: Option<Yielding>,
 }
 
@@ -118,7 +119,7 @@ impl Far {
                 let (store, settings, replica) =
                     (Arc::clone(store), Arc::clone(settings), Arc::clone(replica));
                 let unit = limits.unit()[0].max(1);
-                // One that the first limit is not consulted for waits for a slot too.
+                // A request whose cost for the first limit is 0 waits for a slot too.
                 let units =
                     |request: &Request<ReserveResult>| u64::from((request.cost.row(limits)[0] / unit).max(1));
                 let asker = yielding.asker(now, requests.iter().map(units).sum(), max_wait);

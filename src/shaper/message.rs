@@ -1,4 +1,4 @@
-//! What callers say to the driver of their shaper, and its answers to those who wait.
+//! Messages from callers to the driver of their shaper, and its answers to callers that wait.
 
 use tokio::sync::oneshot;
 
@@ -22,7 +22,7 @@ pub(super) enum Message {
     Return(Taken),
     /// The store answered a call that the driver did not make. The sender is notified once the answer is taken in.
     Answered(Answered, oneshot::Sender<()>),
-    /// The store's clock is to be read. The sender is notified once it is known as well as possible.
+    /// Asks the driver to read the store's clock. The sender is notified once the clock is known as well as possible.
     Refresh(oneshot::Sender<()>),
     /// The counts of the limits were reset to 0.
     Reset,

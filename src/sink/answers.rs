@@ -1,4 +1,4 @@
-//! What the answers of a downstream mean, as its configuration says: data alone. `http::meaning` decides by it.
+//! The configured meaning of a downstream's answers: data alone. `http::meaning` decides by it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::Statuses;
 
-/// What the answers of a downstream mean. The order is: rules, `never`, what the protocol says of throttling,
-/// `on_unauthorized`, `on`; any other answer but a success is final.
+/// The meaning of a downstream's answers. The order is: rules, `never`, throttling by the protocol,
+/// `on_unauthorized`, `on`; any other answer except a success is final.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerPolicy {
     /// The first rule that matches an answer decides.
@@ -34,8 +34,8 @@ pub struct AnswerRule {
     pub body: Option<BodyMatch>,
     /// What it means.
     pub is: Meaning,
-    /// How long to wait, where it means [`Meaning::Throttled`] or [`Meaning::Retry`]. Without it, and where it is not found, what
-    /// the answer says by `Retry-After` and the like.
+    /// How long to wait, where it means [`Meaning::Throttled`] or [`Meaning::Retry`]. Without it, or if it is not
+    /// found, the answer's own `Retry-After` or reset counts.
     pub wait: Option<RuleWait>,
 }
 
@@ -66,7 +66,7 @@ pub struct HeaderMatch {
 /// Where a rule finds how long to wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleWait {
-    /// It says so itself.
+    /// The rule has the wait itself.
     Fixed(Duration),
     /// In the field of this name, in lower case.
     Header(String),
@@ -95,7 +95,7 @@ impl Default for AnswerPolicy {
 }
 
 impl AnswerPolicy {
-    /// What a status means by itself, where it is no success, no rule matches, and the answer does not throttle.
+    /// The meaning of a status alone, if it is no success, no rule matches, and the answer does not throttle.
     #[must_use]
     pub fn of_status(&self, status: u16) -> Meaning {
         match status {
@@ -125,7 +125,7 @@ impl Meaning {
 }
 
 impl BodyMatch {
-    /// Any of these values where this JSON pointer (RFC 6901) says; see [`is_pointer`].
+    /// Any of these values at this JSON pointer (RFC 6901); see [`is_pointer`].
     #[must_use]
     pub fn new(pointer: &str, any_of: Vec<Value>) -> Self {
         Self { pointer: pointer.to_owned(), any_of }

@@ -20,9 +20,9 @@ pub use statuses::Statuses;
 
 /// Sends released jobs to their downstream.
 pub trait Sink: Send + Sync + fmt::Debug + 'static {
-    /// Sends the job once, within the sink's own time-out, if the last look allows it directly before the hand-over:
-    /// waiting for a connection may have cost the job its slot. Where the credentials were refused, it may take as long again, and
-    /// 5 s, until it is known whether there are others.
+    /// Sends the job once, within the sink's own time-out, if [`Handover::look`] allows it directly before the
+    /// hand-over: during the wait for a connection the job may have missed its slot. If the credentials were refused,
+    /// this may take the time-out once more and 5 s, until the sink knows whether there are new credentials.
     ///
     /// Not cancel safe: a dropped future may or may not have reached the downstream.
     fn release<'a>(&'a self, job: &'a Job, handover: Handover<'a>) -> BoxFuture<'a, Outcome>;
@@ -59,7 +59,8 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
 pub struct Soon {
     /// The number of jobs.
     pub jobs: usize,
-    /// How many connections beyond those in use they need at one time, where one serves job after job.
+    /// The number of connections, beyond those in use, that the jobs need at one time, if one connection serves one
+    /// job after another.
     pub at_once: usize,
 }
 
@@ -72,7 +73,7 @@ pub const RETRY_REASONS: [&str; 7] =
 /// How a job is to be handed over.
 #[derive(Clone, Copy)]
 pub struct Handover<'a> {
-    /// The last look before it is sent.
+    /// The last check before the job is sent.
     pub look: LastLook<'a>,
     /// What the answers mean.
     pub answers: &'a AnswerPolicy,
@@ -80,12 +81,12 @@ pub struct Handover<'a> {
     pub repeats_unanswered: bool,
     /// Where the sink notes which host it connects to.
     pub peer: &'a Peer,
-    /// When no more is waited for of an answer that is a success.
+    /// When the sink stops waiting for the rest of a successful answer.
     pub closing: &'a Closing,
 }
 
-/// The end of a dispatcher, as far as it concerns answers that are successes and still arrive. A job whose answer is not
-/// waited for any more counts as delivered: handed over again, its work would be done twice.
+/// Makes the sends of a dispatcher that ends stop waiting for the rest of successful answers. A job whose answer was
+/// left in this way counts as delivered: if it were handed over again, its work would be done twice.
 #[derive(Clone, Debug, Default)]
 pub struct Closing {
     streams: CancellationToken,
@@ -93,18 +94,19 @@ pub struct Closing {
 }
 
 impl Closing {
-    /// From now on the end of no stream of events is waited for.
+    /// From now on no send waits for the end of a stream of events.
     pub fn end_streams(&self) {
         self.streams.cancel();
     }
 
-    /// From now on the end of no answer is waited for.
+    /// From now on no send waits for the end of an answer.
     pub fn end_answers(&self) {
         self.answers.cancel();
         self.streams.cancel();
     }
 
-    /// Waits until the end of an answer is not waited for any more.
+    /// Returns once a send need not wait for the end of its answer any longer; `is_stream` says whether that is a
+    /// stream of events.
     ///
     /// Cancel safe.
     pub async fn wait(&self, is_stream: bool) {
@@ -223,7 +225,8 @@ pub enum Outcome {
 pub struct Receipt {
     /// The answer of the downstream.
     pub response: Response,
-    /// How long nothing more is to be released to it, if the answer says that no requests are left, and that is heeded.
+    /// How long nothing more may be released to the downstream, if the answer says that no requests are left and the
+    /// settings heed that.
     pub rest: Option<Duration>,
     /// What people should know of the answer, such as that it had not ended.
     pub remark: Option<String>,
@@ -263,12 +266,12 @@ impl Response {
     }
 }
 
-/// How many bytes of this body, or of its beginning, are an excerpt: [`MAX_EXCERPT`] at most, and no part of a character
-/// of UTF-8 that would be cut there.
+/// How many bytes of this body, or of its beginning, are an excerpt: [`MAX_EXCERPT`] at most, without a character of
+/// UTF-8 that would be cut there.
 pub fn excerpt_len(body: &[u8]) -> usize {
     let Some(start) = body.get(..MAX_EXCERPT) else { return body.len() };
     match std::str::from_utf8(start) {
-        // All of it is text, and the last character goes on behind it.
+        // All of it is text, except the last character, which is cut off.
         Err(error) if error.error_len().is_none() => error.valid_up_to(),
         _ => MAX_EXCERPT,
     }

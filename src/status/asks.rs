@@ -20,7 +20,8 @@ use super::dispatchers::Dispatchers;
 use super::estimate::bound_of_lane;
 use super::summary::{Answer, Asked, Question, Summary};
 
-/// The most questions that are answered at a time: each replica has one at most, while somebody looks for a job there.
+/// The most questions that are answered at a time. Each replica has at most one question, while a client searches for
+/// a job there.
 const MOST_ANSWERED: usize = 4;
 
 /// How long a dispatcher may take for its answer.
@@ -32,7 +33,7 @@ const MOST_JOBS: usize = 10;
 /// The questions and answers of this replica.
 #[derive(Default)]
 pub(crate) struct Asks {
-    /// The dispatchers that are asked.
+    /// The dispatchers that answer.
     dispatchers: Dispatchers,
     asked: Mutex<Asked>,
 }
@@ -45,17 +46,17 @@ pub(super) struct Asking<'a> {
 }
 
 impl Asks {
-    /// Asks these dispatchers for others.
+    /// Creates the questions and answers, with these dispatchers to answer the other replicas.
     pub(crate) fn new(dispatchers: Dispatchers) -> Self {
         Self { dispatchers, asked: Mutex::default() }
     }
 
-    /// What is to be in the summary of this replica.
+    /// The question and the answers for the summary of this replica.
     pub(super) fn current(&self) -> Asked {
         lock(&self.asked).clone()
     }
 
-    /// Asks the others from the next report on, in place of an earlier question.
+    /// Asks the other replicas from the next report on, in place of an earlier question.
     pub(super) fn ask(&self, downstream: &str, question: &dispatch::Question) -> Asking<'_> {
         let number = wall_now().0;
         let (id, lane) = match question {
@@ -67,12 +68,13 @@ impl Asks {
         Asking { asks: self, number }
     }
 
-    /// Answers what the others ask, and forgets the answers to what they ask no more. Returns whether an answer is new.
+    /// Answers the questions of the other replicas, and forgets the answers to questions that they no longer ask.
+    /// Returns whether an answer is new.
     pub(super) async fn answer(&self, others: &[Summary]) -> bool {
         let asked =
             others.iter().filter_map(|other| Some((&other.replica.id, other.asked.question.as_ref()?)));
         let mut asked: Vec<(&String, &Question)> = asked.collect();
-        // The earliest first: so each has its turn, however often others ask.
+        // The earliest question comes first, so that each has its turn even if other replicas ask often.
         asked.sort_by_key(|(_, question)| question.number);
         asked.truncate(MOST_ANSWERED);
         let (mut answers, mut is_new) = (Vec::new(), false);
@@ -144,8 +146,8 @@ pub(super) fn answers(
     (answers, is_whole)
 }
 
-/// A job as the API shows it, of a replica that is not named yet. `clock` has an instant by both clocks. When it goes, is not
-/// known yet where that depends on other replicas, and what binds is of its lane alone.
+/// A job as the API shows it, without the name of its replica. `clock` has an instant by both clocks. The time at
+/// which the job goes is missing if it depends on other replicas, and `binding` considers only the job's lane.
 pub(crate) fn shown_job(found: &FoundJob, clock: (Instant, Micros)) -> Job {
     let FoundJob { id, place, turn, first_seen, attempts } = found;
     let (place, at) = match *place {
@@ -178,7 +180,7 @@ pub(crate) fn shown_job(found: &FoundJob, clock: (Instant, Micros)) -> Job {
     }
 }
 
-/// A parked job as the API shows it, of a replica that is not named yet.
+/// A parked job as the API shows it, without the name of its replica.
 pub(crate) fn shown_parked(ParkedJob { at, until, reason }: ParkedJob) -> Parked {
     let reason = reason.as_str().to_owned();
     Parked { replica: String::new(), at: at.0 / 1000, until: until.0 / 1000, reason }

@@ -1,4 +1,4 @@
-//! Counts the time that each reason binds, and says in the log what binds for long. It has no I/O but the log.
+//! Counts the time that each reason holds jobs back, and logs a reason that lasts. It has no I/O but the log.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use paced::dispatch::{Binding, Snapshot};
 use paced::{failpoint, metric};
 use tokio::time::Instant;
 
-/// How long something binds before the log says so.
+/// How long a reason lasts before it is logged.
 const LASTING: Duration = Duration::from_secs(10);
 
-/// The reasons that have lines of their own in the log, at once.
+/// The reasons that other code logs at once.
 const LOGGED_ELSEWHERE: [&str; 5] = ["paused", "throttled", "store", "unreachable", "unauthorized"];
 
 /// Every reason.
@@ -29,7 +29,7 @@ pub(super) const REASONS: [&str; 12] = [
     "terms",
 ];
 
-/// What binds one downstream at this replica, over time.
+/// The reason that holds back the jobs of one downstream at this replica, over time.
 #[derive(Debug)]
 pub(super) struct BindingLog {
     downstream: String,
@@ -45,7 +45,7 @@ pub(super) struct BindingLog {
 /// A reason, and the name of the limit where that is the reason.
 type Bound = (&'static str, Option<String>);
 
-/// What binds, where the broker matters too.
+/// The reason that binds. It also considers the broker.
 pub(super) fn reason(snapshot: &Snapshot, is_attached: bool) -> &'static str {
     match snapshot.binding {
         Binding::Idle | Binding::NotDue { .. } if !is_attached => "broker",
@@ -68,7 +68,7 @@ impl BindingLog {
         log
     }
 
-    /// Records what binds at `now`. Returns whether the log is to say so.
+    /// Records the reason that binds at `now`. Returns whether to log it.
     pub(super) fn sample(&mut self, reason: &'static str, limit: Option<&str>, now: Instant) -> bool {
         if self.current.0 != reason || self.current.1.as_deref() != limit {
             (self.current, self.since) = ((reason, limit.map(str::to_owned)), now);

@@ -1,4 +1,4 @@
-//! The dispatchers of this process: those that there are now. A reload adds some and removes others.
+//! The present dispatchers of this process. A reload adds and removes some.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -12,17 +12,17 @@ use tokio_util::sync::CancellationToken;
 #[derive(Clone, Debug)]
 pub(crate) struct Handle {
     pub(crate) view: View,
-    /// Takes how many replicas have its downstream.
+    /// Receives the number of replicas that have its downstream.
     pub(crate) peers: Peers,
     pub(crate) control: Control,
-    /// Cancelled once it is to end.
+    /// Cancelled when the dispatcher must end.
     pub(crate) end: CancellationToken,
     /// How long it takes at most to end.
     pub(crate) longest_drain: Duration,
 }
 
 impl Handle {
-    /// A handle on this dispatcher, which is to run until `end`.
+    /// A handle on this dispatcher, which runs until `end`.
     pub(crate) fn of(dispatcher: &Dispatcher, end: CancellationToken) -> Self {
         let (view, peers, control) = (dispatcher.view(), dispatcher.peers(), dispatcher.control());
         Self { view, peers, control, end, longest_drain: dispatcher.longest_drain() }
@@ -36,12 +36,12 @@ pub(crate) struct Dispatchers(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     all: Arc<BTreeMap<String, Handle>>,
-    /// The downstreams that were served and are not any more, with what was counted of them.
+    /// The downstreams that were served and are not any more, with their totals.
     gone: BTreeMap<String, Arc<Totals>>,
 }
 
 impl Dispatchers {
-    /// All that run at present, also those that are to end and still finish what they send.
+    /// All that run at present, also those that end and still finish their sends.
     pub(crate) fn all(&self) -> Arc<BTreeMap<String, Handle>> {
         Arc::clone(&lock(&self.0).all)
     }
@@ -53,23 +53,24 @@ impl Dispatchers {
         let totals = Arc::clone(handle.view.totals());
         let before = Arc::make_mut(&mut state.all).insert(downstream, handle);
         let before = before.map(|before| Arc::clone(before.view.totals())).or(gone);
-        // What the former one has parked while it ended, and nobody has passed on yet.
+        // The jobs that the former dispatcher parked while it ended, and whose number the store does not have yet.
         before.into_iter().for_each(|before| totals.put_back_parked(&before.take_parked()));
     }
 
-    /// Has a dispatcher end, and returns its handle. Another one of its name may follow.
+    /// Makes a dispatcher end, and returns its handle. Another dispatcher of the same name may follow.
     pub(crate) fn end(&self, downstream: &str) -> Option<Handle> {
         let handle = lock(&self.0).all.get(downstream).cloned()?;
         handle.end.cancel();
         Some(handle)
     }
 
-    /// Whether the dispatcher of this downstream is to end.
+    /// Whether the dispatcher of this downstream is ending.
     pub(crate) fn is_ending(&self, downstream: &str) -> bool {
         lock(&self.0).all.get(downstream).is_some_and(|handle| handle.end.is_cancelled())
     }
 
-    /// Notes that the dispatcher of a downstream has ended and none follows, so that it is not served any more.
+    /// Records that the dispatcher of a downstream has ended and none follows, so that this process no longer serves
+    /// it.
     pub(crate) fn forget(&self, downstream: &str) {
         let mut state = lock(&self.0);
         if let Some(handle) = Arc::make_mut(&mut state.all).remove(downstream) {
@@ -82,14 +83,14 @@ impl Dispatchers {
         lock(&self.0).gone.keys().cloned().collect()
     }
 
-    /// What was counted of the downstreams, also of those that are gone.
+    /// The totals of the downstreams, also of those that are gone.
     pub(crate) fn totals(&self) -> BTreeMap<String, Arc<Totals>> {
         let state = lock(&self.0);
         let all = state.all.iter().map(|(name, handle)| (name, handle.view.totals()));
         all.chain(&state.gone).map(|(name, totals)| (name.clone(), Arc::clone(totals))).collect()
     }
 
-    /// What was counted of one downstream, also of one that is gone.
+    /// The totals of one downstream, also of one that is gone.
     pub(crate) fn totals_of(&self, downstream: &str) -> Option<Arc<Totals>> {
         let state = lock(&self.0);
         let handle = state.all.get(downstream).map(|handle| handle.view.totals());

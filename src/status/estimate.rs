@@ -1,4 +1,5 @@
-//! When a job goes, and what lets it go last: by its place in the replica that holds it, and by what binds the downstream.
+//! Estimates when a job goes, and what holds it back for longest: by its place in the replica that holds it, and by
+//! the reason that binds the downstream.
 
 use std::time::Duration;
 
@@ -7,12 +8,13 @@ use paced::api::find::{Bound, Job, Turn};
 use paced::api::state::Downstream;
 use paced::dispatch::{Binding, Snapshot};
 
-/// Says when a job of this downstream goes that waits for a slot at any replica, as far as is known, and what lets it go last.
+/// Estimates when a job of this downstream that waits for a slot at any replica goes, as far as is known, and what
+/// holds it back for longest.
 pub(crate) fn estimate(job: &mut Job, downstream: &Downstream, snapshot: &Snapshot) {
     if job.place != "waiting" {
         return;
     }
-    // The replica has named what binds in its lane.
+    // The replica has named the reason that binds in the job's lane.
     let of_lane = job.binding.take();
     if let Some(turn) = &job.turn {
         let by_others = shared(downstream, snapshot, turn, of_lane.as_ref());
@@ -48,14 +50,14 @@ fn shared(
             let span = jobs as f64 / downstream.releases.rate;
             Duration::try_from_secs_f64(span).ok()?
         }
-        // Only jobs of lanes wait that are paused by themselves.
+        // Only jobs of lanes that are paused alone wait.
         "throttled" if downstream.terms.penalty.is_none() && of_lane.is_some() => Duration::ZERO,
         _ => return None,
     };
     Some(turn.next.saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
 }
 
-/// What binds a job in its lane.
+/// The reason that binds a job in its lane.
 pub(super) fn bound_of_lane(binding: &Binding) -> Bound {
     Bound {
         of_lane: true,

@@ -1,4 +1,5 @@
-//! The rounds of calls to the store that read what is wanted, while this replica's summary is left there.
+//! The rounds of calls to the store that read what readers of the state need. Beside them this replica leaves its
+//! summary in the store.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
@@ -27,7 +28,8 @@ use super::silence::Silence;
 use super::stray_log::{Line, StrayLog};
 use super::summary::{Identity, Summary};
 
-/// The rounds after which the summaries of others are read while nobody looks, for the history, and to count the replicas.
+/// The number of rounds after which the summaries of the other replicas are read while there is no reader, for the
+/// history and to count the replicas.
 const ROUNDS: u64 = 2;
 
 /// The calls about single downstreams in one round, and how many at a time.
@@ -55,8 +57,8 @@ pub(super) struct Exchange {
 struct Count(u32, Option<Instant>);
 
 impl Count {
-    /// Returns the number that counts, given that `replicas` report themselves now. It falls late: after a store has lost
-    /// their reports, or was away for long, they report one after the other.
+    /// Returns the number that counts, given that `replicas` report themselves now. It decreases late: after a store
+    /// has lost the reports, or was away for long, the replicas report one after the other.
     fn last_high(&mut self, replicas: u32, now: Instant) -> u32 {
         let low_since = *self.1.get_or_insert(now);
         if replicas >= self.0 || now.saturating_duration_since(low_since) > KEPT {
@@ -90,12 +92,13 @@ impl Exchange {
     pub(super) async fn run(mut self) {
         let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
         self.hash_files();
-        // Whether the store answers is known before the first round.
+        // So it is known before the first round whether the store answers.
         report(&shared).await;
         tokio::join!(report_until(&shared, &stop), self.rounds());
     }
 
-    /// Reads what is wanted every two seconds until it is stopped, and passes on then what was parked here.
+    /// Makes a round every two seconds until it is stopped. At the end it passes on the number of jobs that were
+    /// parked here.
     async fn rounds(&mut self) {
         while !self.stop.is_cancelled() {
             // Each call in it has a time-out; a count that was taken must not be lost.
@@ -149,7 +152,7 @@ impl Exchange {
 
     /// Hashes the limits of the file, at first and whenever it was loaded again.
     fn hash_files(&mut self) {
-        // Nothing is loaded any more once the sender is gone.
+        // Once the sender is gone, no file is loaded any more.
         if !self.terms.has_changed().unwrap_or(false) {
             return;
         }
@@ -184,13 +187,13 @@ impl Exchange {
         true
     }
 
-    /// Names in the log the replicas that have ceased to report themselves, and counts them.
+    /// Logs and counts the replicas that have stopped reporting themselves.
     fn log_silent(&mut self, others: &[Summary]) {
         self.silence.sample(Instant::now(), others).log();
         self.count_silent();
     }
 
-    /// The store has not answered: nobody is named as silent for that.
+    /// Records that the store has not answered: that makes no replica silent.
     fn interrupted(&mut self) {
         self.silence.interrupted(Instant::now());
         self.count_silent();
@@ -201,7 +204,7 @@ impl Exchange {
         metrics::gauge!(metric::SILENT_REPLICAS.name).set(f64::from(silent));
     }
 
-    /// Names in the log the replicas whose files have other limits than those in force, this one too.
+    /// Logs the replicas whose files have other limits than those in force, this one too.
     fn log_strays(&mut self) {
         let (own, known) = (lock(&self.shared.own), lock(&self.shared.known));
         let replicas: Vec<&Summary> = known.others.summaries.iter().chain([&*own]).collect();
@@ -307,7 +310,7 @@ impl Exchange {
         self.stop.run_until_cancelled(some_at_a_time(calls)).await;
     }
 
-    /// Passes on how many jobs were parked here, and asks how many are in all.
+    /// Passes on how many jobs were parked here, and with `asks` reads how many are parked in all.
     async fn note_parked(&self, asks: bool) {
         let wanted: Vec<(String, ParkedChange)> = {
             let known = lock(&self.shared.known);
@@ -323,12 +326,12 @@ impl Exchange {
             let asked = others.into_iter().filter(|(name, _)| is_asked(name)).take(MAX_CALLS);
             moved.into_iter().chain(asked).collect()
         };
-        // Those that only ask are left out once it is stopped.
+        // Once it is stopped, calls that only read are left out.
         let wanted = wanted.into_iter().filter(|(_, change)| !change.is_empty() || !self.stop.is_cancelled());
         some_at_a_time(wanted.map(|(name, change)| self.note_parked_of(name, change))).await;
     }
 
-    /// Passes a change on, the number first. What could not be passed on is put back.
+    /// Passes a change on, the number first. The part that could not be passed on is put back.
     async fn note_parked_of(&self, name: String, mut change: ParkedChange) {
         let store = self.store();
         if let Ok(jobs) = within_timeout(store, store.note_parked(&name, change.jobs)).await {
@@ -348,8 +351,9 @@ impl Exchange {
         }
     }
 
-    /// The downstreams that are wanted, as many as fit into a round: first what was never read, then what was read longest
-    /// ago. So those that are wanted in each round, such as paused ones without jobs, keep no other one out.
+    /// The downstreams to read, as many as fit into a round: first those that were never read, then those that were
+    /// read longest ago. So downstreams that need a read in each round, such as paused ones without jobs, keep no
+    /// other one out.
     fn names(
         &self,
         is_wanted: impl Fn(&Known, &str, &Snapshot) -> bool,

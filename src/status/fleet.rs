@@ -1,4 +1,4 @@
-//! Merges what all replicas say of a downstream. It has no I/O.
+//! Merges the summaries of all replicas about a downstream. It has no I/O.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,14 +13,14 @@ use super::summary::{Own, Summary};
 const MAX_FAILURES: usize = 5;
 const MAX_KINDS: usize = 6;
 
-/// The longest time between two summaries that is counted with, and the most releases in it.
+/// The longest time between two summaries, and the most releases in it, that the history uses.
 const MAX_SPAN: Millis = 86_400_000;
 const MAX_RELEASED: u64 = 1 << 32;
 
-/// How far ahead of its last summary the releases of a replica are estimated, if that is older than it should be.
+/// How far beyond its last summary the releases of a replica are estimated, if that summary is late.
 const MAX_AHEAD: Millis = 1_000;
 
-/// The sums and extremes of what the replicas say of this downstream, into `into`.
+/// Writes the sums and extremes of the replicas' summaries about this downstream into `into`.
 pub(super) fn merge(into: &mut Downstream, replicas: &[&Summary]) {
     let name = into.name.clone();
     let all: Vec<(&Summary, &Own)> =
@@ -64,11 +64,11 @@ fn earliest(one: Option<Millis>, other: Option<Millis>) -> Option<Millis> {
     one.into_iter().chain(other).min()
 }
 
-/// How far one replica has come with one downstream, for the history.
+/// The releases of one replica to one downstream, for the history.
 ///
-/// Other replicas report themselves every two seconds. If their jobs were counted when they are reported, a step of five
-/// seconds would have the jobs of four or of six, and an even pace would seem to break its limit. So the jobs that were
-/// released between two summaries are spread evenly over the time between them.
+/// Other replicas report themselves every two seconds. If jobs counted at the instant of their report, a step of five
+/// seconds would have the jobs of four or of six seconds, and an even pace would seem to exceed its limit. So the
+/// jobs that were released between two summaries are spread evenly over the time between them.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// The last summary: when it was made, and how many were released by then.
@@ -108,13 +108,14 @@ impl Progress {
     }
 }
 
-/// What binds at the replica that holds most jobs back. If several hold as many back, one that is not idle counts.
+/// The reason at the replica that holds most jobs back. If several hold back the same number, one that is not idle
+/// counts.
 fn binding(all: &[(&Summary, &Own)]) -> Binding {
     let most = all.iter().max_by_key(|(_, own)| (own.held_up(), own.binding.reason != "idle"));
     let Some((_, Own { binding, .. })) = most else {
         return Binding { reason: "starting".to_owned(), ..Binding::default() };
     };
-    // It has been so since the first replica was held up by the same.
+    // The reason has lasted since the first replica had it.
     let bindings = all.iter().map(|(_, own)| &own.binding);
     let same = bindings.filter(|other| other.reason == binding.reason && other.limit == binding.limit);
     Binding {
@@ -126,7 +127,7 @@ fn binding(all: &[(&Summary, &Own)]) -> Binding {
     }
 }
 
-/// The downstream fails if it does for any replica.
+/// The downstream fails if it fails for any replica.
 fn failing(all: &[(&Summary, &Own)]) -> Option<Failing> {
     let mut failing = all.iter().filter_map(|(_, own)| own.failing.as_ref());
     let mut first = failing.next()?.clone();
@@ -167,7 +168,8 @@ fn failures(all: &[(&Summary, &Own)]) -> Vec<Failure> {
     kinds
 }
 
-/// The lanes with the most jobs, the busiest first. What they wait for is what they do at the replica with most of them.
+/// The lanes with the most jobs, the busiest first. The reason of a lane is that of the replica with most of its
+/// jobs.
 fn lanes(all: &[(&Summary, &Own)]) -> Vec<Lane> {
     // With the most jobs that one replica has.
     let mut by_name: BTreeMap<&str, (u64, Lane)> = BTreeMap::new();

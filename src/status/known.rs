@@ -1,4 +1,4 @@
-//! What the observer knows from the store: the summaries of other replicas, the records of downstreams, and what is left
+//! The observer's memory of the store: the summaries of other replicas, the records of downstreams, and what is left
 //! of their limits.
 
 use std::collections::BTreeMap;
@@ -21,13 +21,15 @@ use super::summary::Summary;
 use super::words::RESUMING;
 use super::{fleet, record};
 
-/// After this time a record is read again while somebody looks, although nothing reports that it has changed: a downstream
-/// without jobs notices no pause that another replica was asked for. The exchange bounds how many are read in a round.
+/// After this time a record is read again while there are readers, although nothing reports a change: a downstream
+/// without jobs does not notice a pause that another replica carried out. The exchange bounds the number of reads in
+/// a round.
 const RECORD_AGE: Duration = Duration::from_secs(5);
-/// After this time a count is asked for again.
+/// After this time a count is read again.
 pub(super) const COUNT_AGE: Duration = Duration::from_secs(10);
 
-/// How long a record counts, which waits to be read again where there are many or the store does not answer.
+/// How long a record counts while it waits to be read again, because there are many records or the store does not
+/// answer.
 pub(super) const MAX_RECORD_AGE: Duration = Duration::from_secs(75);
 
 /// How long the summaries of other replicas count while the store does not answer.
@@ -47,9 +49,11 @@ pub(super) struct Known {
     pub(super) parked: BTreeMap<String, Counted>,
     /// The downstreams that nobody serves any more.
     pub(super) orphans: Vec<Orphan>,
-    /// The pause that each downstream has since an order that was carried out here then, until its record is read.
+    /// The pause of each downstream after an order that this replica carried out at that instant; it counts until the
+    /// record is read.
     ordered: BTreeMap<String, (Instant, Option<Pause>)>,
-    /// How often this replica changed the record of each downstream. What was asked for before a change is not kept.
+    /// How often this replica changed the record of each downstream. An answer to a call that began before a change
+    /// is not kept.
     changes: BTreeMap<String, u64>,
 }
 
@@ -60,7 +64,7 @@ pub(super) struct Others {
     pub(super) summaries: Vec<Summary>,
     /// When these were read.
     read_at: Option<Instant>,
-    /// Those that have ceased to report themselves; while the store does not answer, all of them.
+    /// Those that have stopped reporting themselves; while the store does not answer, all of them.
     pub(super) silent: Vec<Silent>,
 }
 
@@ -75,8 +79,8 @@ pub(super) struct Record {
     in_force: Option<InForce>,
 }
 
-/// The terms of a record in the words of the state. They are made once, and not each second, as they take longer than all
-/// the rest of a downstream.
+/// The terms of a record in the form of the state. They are made once, and not each second, because they take longer
+/// than all else of a downstream.
 struct InForce {
     limits: Vec<Limit>,
     overrides: Vec<Override>,
@@ -85,13 +89,13 @@ struct InForce {
 }
 
 impl Record {
-    /// A record that the store was asked for then, and has answered with just now.
+    /// A record for which the store was asked at `asked_at`, and which it has just returned.
     pub(super) fn new(asked_at: Instant, state: RecordState) -> Self {
         Self { asked_at, at: Instant::now(), in_force: in_force(&state), state }
     }
 
-    /// Whether it need not be read again, for those who look since then, at a downstream that has this generation and is
-    /// or is not paused.
+    /// Whether the record is recent enough for readers since that instant, if the downstream has this generation, and
+    /// is paused or not.
     fn is_current(&self, since: Option<Instant>, generation: u64, is_paused: bool) -> bool {
         let shows_pause = self.state.status.paused_until() > self.state.now;
         self.was_asked_for_since(since)
@@ -128,7 +132,8 @@ impl Known {
         self.others = Others { summaries, read_at: Some(Instant::now()), silent };
     }
 
-    /// How often this replica has changed the record of a downstream, to be passed on with what the store is asked for now.
+    /// How often this replica has changed the record of a downstream. A call to the store passes this number on with
+    /// its answer.
     pub(super) fn changes(&self, downstream: &str) -> u64 {
         self.changes.get(downstream).copied().unwrap_or_default()
     }
@@ -148,7 +153,8 @@ impl Known {
         }
     }
 
-    /// Has a record be read again, since this replica has changed it. Until then `pause` is shown, if it is known.
+    /// Makes the exchange read a record again, since this replica has changed it. Until then the state shows `pause`,
+    /// if it is known.
     pub(super) fn forget_record(&mut self, downstream: &str, pause: Option<Option<Pause>>) {
         match pause {
             Some(pause) => self.ordered.insert(downstream.to_owned(), (Instant::now(), pause)),
@@ -160,7 +166,7 @@ impl Known {
         self.left.forget(downstream);
     }
 
-    /// Adds what is known of this downstream from the store, as it is shown `at` that time.
+    /// Adds to this downstream what the store said about it, as the state at this time shows it.
     pub(super) fn describe(&self, downstream: &mut Downstream, replicas: &[&Summary], at: Millis) {
         let name = downstream.name.clone();
         // A store that does not answer may have lost what it counted.
@@ -169,7 +175,7 @@ impl Known {
         downstream.queues.parked = parked.map(|counted| counted.jobs);
         downstream.queues.parked_by = parked.map(|counted| counted.by_reason(at)).unwrap_or_default();
         let lasts = |pause: &Pause| pause.until.is_none_or(|until| until > at);
-        // Nobody may have looked since, so that the record was not read: others may have ordered something else.
+        // Without readers the record was not read since then, and other replicas may have carried out other orders.
         let ordered = self.ordered.get(&name).filter(|(given, _)| given.elapsed() <= MAX_RECORD_AGE);
         if let Some((_, pause)) = ordered.filter(|(_, pause)| pause.as_ref().is_none_or(lasts)) {
             downstream.terms.pause.clone_from(pause);
@@ -215,7 +221,7 @@ impl Known {
         fresh.map(now).collect()
     }
 
-    /// Whether the record is to be read, for those who look since then.
+    /// Whether the record must be read for readers since that instant.
     pub(super) fn wants_record(&self, name: &str, since: Option<Instant>, snapshot: &Snapshot) -> bool {
         let is_paused = matches!(
             snapshot.binding,
@@ -229,12 +235,12 @@ impl Known {
 /// How far the clocks of a replica and of the store may differ.
 const CLOCK_ERROR: Millis = 100;
 
-/// Has what binds follow a record that was read at `now`: the pause of the downstream, and whether values of lanes are
-/// paused. It is read at once after a change here, and replicas tell of their jobs seconds later: until then they would be
-/// paused after `resume`, and at their limit after `pause`.
+/// Adapts the reason that binds to a record that was read at `now`: the pause of the downstream, and whether values
+/// of lanes are paused. After a change here the record is read at once, but replicas report their jobs seconds later.
+/// Until then the reason would still be `paused` after `resume`, and the limit after `pause`.
 fn follow_pause(binding: &mut Binding, (pause, are_lanes_paused): (Option<&Pause>, bool), now: Millis) {
     match (pause, binding.reason.as_str()) {
-        // What has begun to bind since then is newer than the record: the pause may have been ended.
+        // A reason that began after that is newer than the record: somebody may have ended the pause.
         (Some(pause), "starting" | "limit" | "concurrency" | "not-due" | "throttled")
             if now + CLOCK_ERROR >= binding.since =>
         {

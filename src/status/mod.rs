@@ -1,5 +1,5 @@
-//! What the daemon shows of itself: the state of every downstream, over all replicas, in one form for the page, for
-//! `paced status` and for `paced top`.
+//! The state that the daemon shows: every downstream, over all replicas, in one form for the page, for `paced status`
+//! and for `paced top`.
 //!
 //! ```text
 //! dispatchers ─▶ views ─┐

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// What the store knows of them.
+/// Which of these downstreams the store knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Noted {
     /// None was ever reported.

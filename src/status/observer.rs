@@ -1,4 +1,5 @@
-//! The observer: it starts what samples the dispatchers and what talks with the store, and serves those who look.
+//! The observer: it starts the tasks that sample the dispatchers and exchange summaries with the store, and serves
+//! readers of the state.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -24,21 +25,21 @@ use super::sampler::{STEP, Sampler};
 use super::shared::{Parts, ROUND_SPACING, Shared, Watched};
 use super::summary::{Answer, Identity, Summary};
 
-/// How long somebody who looks waits for a fresh state.
+/// How long a reader waits for a fresh state.
 const FRESH_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// How long the other replicas may take to answer a question, and how often their answers are read meanwhile. A replica at
-/// which nobody looks reads questions every four seconds.
+/// How long the other replicas may take to answer a question, and how often their answers are read meanwhile. A
+/// replica without readers of its state reads questions every four seconds.
 const ANSWERS: Duration = Duration::from_secs(6);
 const ASKED_EVERY: Duration = Duration::from_millis(500);
 
 /// The first version of terms in which something is set for values of lanes.
 const WITH_VALUES: u64 = 4;
 
-/// How long this replica may take to tell the others that it has ended.
+/// How long this replica may take to report its end to the others.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// How long the store may take to write what it keeps.
+/// How long the store may take to write its state at the end.
 const CLOSING: Duration = Duration::from_secs(10);
 
 /// A running observer.
@@ -48,7 +49,7 @@ pub(crate) struct Observer {
     stop: CancellationToken,
 }
 
-/// A handle for those who look.
+/// A handle for readers of the state.
 #[derive(Clone)]
 pub(crate) struct Watch(Arc<Shared>);
 
@@ -77,7 +78,7 @@ impl Observer {
         Self { shared, tasks: [tokio::spawn(sampling), tokio::spawn(exchange)], stop }
     }
 
-    /// A handle for those who look.
+    /// A handle for readers of the state.
     pub(crate) fn watch(&self) -> Watch {
         Watch(Arc::clone(&self.shared))
     }
@@ -85,8 +86,8 @@ impl Observer {
     /// The longest time that [`Observer::stop`] takes.
     pub(crate) const STOP: Duration = GOODBYE.saturating_add(CLOSING);
 
-    /// Ends the observation, takes back what this replica has left in the store, and closes that: nobody else uses it by then.
-    /// A store that does not answer does not keep the process from its end.
+    /// Ends the observation, removes this replica's summary from the store, and closes the store, which nobody else
+    /// uses by then. A store that does not answer does not delay the end of the process.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         // The runtime reports a panic in a task; those that do not end in time end with the process.
@@ -109,16 +110,17 @@ impl Watch {
     pub(crate) async fn state(&self) -> Arc<State> {
         let mut latest = self.0.latest.subscribe();
         let was_looking = self.look();
-        // Somebody else looks, so that it is at most a second old.
+        // Another reader is there, so the state is at most a second old.
         if !was_looking || latest.borrow().replica.is_empty() {
             let _ = timeout(FRESH_TIMEOUT, latest.changed()).await;
         }
         Arc::clone(&*latest.borrow_and_update())
     }
 
-    /// The record of each downstream, from memory. While somebody looks, records are read again every few seconds, at
-    /// once after a change made here. If nobody did, only those count that are read from now on. Records that are not
-    /// known, or do not count, are waited for, for a short time, and are missing then. Cancel safe.
+    /// The record of each downstream, from memory. While there are readers, the observer reads the records every few
+    /// seconds, and at once after a change that was made here. If there was no reader before, only records count that
+    /// are read from now on. This waits a short time for records that are unknown or do not count; those that do not
+    /// come are missing. Cancel safe.
     pub(crate) async fn records(&self) -> BTreeMap<String, RecordState> {
         let mut latest = self.0.latest.subscribe();
         let end = Instant::now() + FRESH_TIMEOUT;
@@ -174,13 +176,13 @@ impl Watch {
         lock(&self.0.known).store_error.clone()
     }
 
-    /// The states from now on, about one a second, as long as [`Watch::look`] is called now and then.
+    /// The states from now on, about one a second, as long as the caller calls [`Watch::look`] every few seconds.
     pub(crate) fn states(&self) -> watch::Receiver<Arc<State>> {
         self.look();
         self.0.latest.subscribe()
     }
 
-    /// Has the state be kept up to date for some seconds. Returns whether it was.
+    /// Keeps the state up to date for some seconds. Returns whether it was up to date before.
     pub(crate) fn look(&self) -> bool {
         let last = Instant::now();
         let was_looking = {
@@ -195,8 +197,8 @@ impl Watch {
         was_looking
     }
 
-    /// Has the record of this downstream be read anew, since it was changed. Until then `pause` is shown, if it is known
-    /// whether it is paused since.
+    /// Makes the exchange read the record of this downstream again, since it was changed. Until then the state shows
+    /// `pause`, if the caller knows it.
     pub(crate) fn changed(&self, downstream: &str, pause: Option<Option<Pause>>) {
         lock(&self.0.known).forget_record(downstream, pause);
         if self.0.is_watched() {
@@ -205,7 +207,7 @@ impl Watch {
         self.0.looked.notify_one();
     }
 
-    /// Has the number of dead letters of this downstream be unknown until it is read again, since some were moved or
+    /// Makes the number of dead letters of this downstream unknown until it is read again, since some were moved or
     /// deleted.
     pub(crate) fn letters_changed(&self, downstream: &str) {
         self.0.parts.broker.depths.forget_dead(downstream);

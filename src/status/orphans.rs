@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::words;
 
-/// A replica reports every four seconds which downstreams it serves. One that was not reported for this long is not served.
+/// A replica reports every four seconds which downstreams it serves. A downstream that nobody reported for this long
+/// is not served.
 pub(crate) const UNSERVED: Duration = Duration::from_secs(10);
 
 /// How long a downstream is not served before it is an orphan: a replica that is restarted, or that has lost the store, is
@@ -26,7 +27,7 @@ pub(super) struct Orphans(BTreeMap<String, Watched>);
 #[derive(Clone, Copy, Debug)]
 struct Watched {
     served_at: Micros,
-    /// Since when this replica has seen it so.
+    /// Since when this replica has seen that nobody serves it.
     since: Instant,
     /// Whether that has lasted, so that the log has named it.
     is_orphan: bool,
@@ -61,12 +62,14 @@ impl Orphans {
         news
     }
 
-    /// The store has not answered. Others may not have reached it either, so that the time begins again.
+    /// Records that the store has not answered. Other replicas may not have reached it either, so the time begins
+    /// again.
     pub(super) fn interrupted(&mut self, now: Instant) {
         self.0.values_mut().for_each(|known| known.since = now);
     }
 
-    /// The downstreams to report again to a store that has lost its state: no replica serves them, so that none reports them.
+    /// The downstreams to report again to a store that has lost its state: no replica serves them, so no replica
+    /// reports them.
     pub(super) fn recalled(&self) -> Vec<Unserved> {
         let unserved =
             |(name, known): (&String, &Watched)| Unserved { name: name.clone(), served_at: known.served_at };

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 /// The milliseconds in an hour.
 const HOUR: Millis = 3_600_000;
 
-/// For how many hours after theirs groups are kept: the clock of a replica may be ahead, and must not remove those that
-/// others still show.
+/// For how many hours groups are kept after their own hour: the clock of a replica may be ahead, and must not remove
+/// groups that other replicas still show.
 const LATE_HOURS: i64 = 24;
 
 /// The parked jobs of a downstream, as the store has counted them.
@@ -21,7 +21,7 @@ pub(super) struct Counted {
     pub(super) at: Instant,
     /// The number of all.
     pub(super) jobs: i64,
-    /// Those of which it is known what they wait for, in the order of their hours.
+    /// The jobs whose reason is known, in the order of their hours.
     groups: Vec<ParkedGroup>,
 }
 
@@ -37,8 +37,8 @@ impl Counted {
         Self::new(jobs, groups)
     }
 
-    /// The jobs by the reason for which they wait, without those whose hour is over `at` this time: these have come home,
-    /// or of a late one it is not known when it comes.
+    /// The jobs by the reason for which they wait, without those whose hour is over `at` this time: these have come
+    /// home, or are late and may come at any time.
     pub(super) fn by_reason(&self, at: Millis) -> Vec<ParkedBy> {
         let by = |reason: ParkReason| {
             let is_ahead = |group: &&ParkedGroup| group.kind == reason.kind() && end(group.hour) > at;

@@ -77,8 +77,8 @@ fn quantiles(before: &[u64], now: &[u64], bounds: &[f64]) -> Option<Quantiles> {
     (all > 0).then(|| Quantiles { p50_us: of(0.5), p99_us: of(0.99) })
 }
 
-/// A rate over all replicas, of a downstream of this pace. All share one even sequence of slots, so that a span common to them
-/// may hold one more than it has room for, however many they are.
+/// A rate over all replicas, of a downstream of this pace. All replicas share one even sequence of slots, so a span
+/// that is common to them may hold one slot more than its length has room for, with any number of replicas.
 pub(super) fn fleet_rate(rate: f64, pace: Option<f64>) -> f64 {
     let seconds = f64::from(u32::try_from(RATE_SAMPLES).unwrap_or(u32::MAX));
     within_noise(rate, pace, 1.0 / seconds)

@@ -63,7 +63,7 @@ impl Sampler {
         sampler
     }
 
-    /// Takes in which dispatchers there are now.
+    /// Adopts the present list of dispatchers.
     fn sync(&mut self, now: Instant) {
         let dispatchers = self.shared.parts.dispatchers.all();
         self.downstreams.retain(|name, sampled| {

@@ -1,4 +1,4 @@
-//! What the tasks of an observer and those who look share, and the state that it makes.
+//! The data that the tasks of an observer and the readers of the state share, and the state that the observer makes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,10 +22,10 @@ use super::rates::{Steps, fleet_rate};
 use super::summary::{Identity, Summary};
 use super::{fleet, words};
 
-/// How long somebody who looked once counts as looking.
+/// How long a client counts as a reader after it has read the state.
 pub(super) const LOOKING: Duration = Duration::from_secs(15);
 
-/// The least time between two rounds of the exchange that those who wait for records request.
+/// The least time between two rounds of the exchange that readers of records request.
 pub(super) const ROUND_SPACING: Duration = Duration::from_millis(100);
 
 /// Lengths of queues that were seen longer ago are not shown: RabbitMQ may be away.
@@ -47,7 +47,7 @@ pub(crate) struct Parts {
     pub(crate) terms: watch::Receiver<OwnTerms>,
     /// Whether changes are allowed, now and later.
     pub(crate) can_change: Arc<AtomicBool>,
-    /// What replicas ask each other about jobs.
+    /// The questions of replicas to each other about jobs.
     pub(crate) asks: Asks,
 }
 
@@ -70,41 +70,41 @@ pub(super) struct Shared {
     /// When the last step of the history ended.
     pub(super) stepped_at: Mutex<Millis>,
     pub(super) watched: Mutex<Option<Watched>>,
-    /// Wakes the exchange with the store when somebody looks.
+    /// Wakes the exchange with the store when a reader comes.
     pub(super) looked: Notify,
     /// When another round of the exchange was last requested.
     pub(super) round_requested_at: Mutex<Option<Instant>>,
     pub(super) latest: watch::Sender<Arc<State>>,
 }
 
-/// A time in which somebody looks, again and again without a pause of [`LOOKING`].
+/// A time in which there are readers, without a pause of [`LOOKING`].
 #[derive(Clone, Copy)]
 pub(super) struct Watched {
     pub(super) since: Instant,
-    /// When somebody looked last.
+    /// When a reader last read the state.
     pub(super) last: Instant,
 }
 
 impl Watched {
-    /// Whether somebody still looks.
+    /// Whether there is still a reader.
     pub(super) fn lasts(&self) -> bool {
         self.last.elapsed() < LOOKING
     }
 }
 
 impl Shared {
-    /// Whether somebody looks.
+    /// Whether there is a reader.
     pub(super) fn is_watched(&self) -> bool {
         lock(&self.watched).is_some_and(|watched| watched.lasts())
     }
 
-    /// Since when somebody looks, or looked until lately; `None` if nobody ever did.
+    /// Since when there is a reader, or there was one until lately; `None` if there never was one.
     pub(super) fn watched_since(&self) -> Option<Instant> {
         lock(&self.watched).map(|watched| watched.since)
     }
 
-    /// Has the exchange go on at once with what is not read yet, unless a round was requested just now: however many
-    /// wait, the store is asked no more often.
+    /// Makes the exchange read at once what is not read yet, unless a round was requested just now: more waiting
+    /// readers cause no more calls to the store.
     pub(super) fn request_round(&self) {
         let mut at = lock(&self.round_requested_at);
         if at.is_none_or(|at| at.elapsed() >= ROUND_SPACING) {
@@ -113,7 +113,7 @@ impl Shared {
         }
     }
 
-    /// Builds the state and shows it to those who look.
+    /// Builds the state and publishes it to the readers.
     pub(super) fn publish(&self) {
         self.latest.send_replace(Arc::new(self.state()));
     }
@@ -176,7 +176,8 @@ fn downstream(
     let mut downstream = Downstream { name: name.clone(), ..Downstream::default() };
     downstream.terms.rate_limit = snapshot.pace();
     fleet::merge(&mut downstream, replicas);
-    // Each replica reports ten seconds of its own: where jobs go from one to another, the sum is of none.
+    // Each replica reports ten seconds of its own. If jobs move from one replica to another, the sum is the rate of
+    // no common time.
     let sum = downstream.releases.rate;
     let rate = if downstream.parts.replicas.len() > 1 { common.unwrap_or(sum) } else { sum };
     downstream.releases.rate = fleet_rate(rate, downstream.terms.rate_limit);

@@ -1,5 +1,5 @@
-//! Finds the replicas that have ceased to report themselves without a goodbye, and decides when the log names them. It has
-//! no I/O but the log.
+//! Finds the replicas that have stopped reporting themselves without announcing their end, and decides when the log
+//! names them. It has no I/O but the log.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::summary::{Identity, Summary};
 use super::words;
 
-/// How long a replica has not reported itself before it is named. It does so every two seconds.
+/// How long a replica has not reported itself before it is named. A replica reports itself every two seconds.
 const LASTING: Duration = Duration::from_secs(20);
 
 /// How long it is named: one that was killed does not come back under its id.
@@ -30,7 +30,7 @@ struct Peer {
     reported_at: Millis,
     /// Whether it says goodbye when it ends in order.
     says_goodbye: bool,
-    /// When that was first read here; after an absence of the store, when that was over.
+    /// When this replica first read that report; after a time without the store, when the store came back.
     read_at: Instant,
     /// Since when the log has named it.
     named_at: Option<Instant>,
@@ -72,7 +72,7 @@ impl Silence {
         }
         let is_quiet =
             |peer: &Peer| now.saturating_duration_since(peer.read_at) >= failpoint::interval(LASTING);
-        // Nobody knows how those have ended that say no goodbye.
+        // Nobody knows how replicas that do not announce their end have ended.
         self.0.retain(|_, peer| peer.says_goodbye || !is_quiet(peer));
         for peer in self.0.values_mut().filter(|peer| peer.named_at.is_none()) {
             if is_quiet(peer) {
@@ -101,7 +101,8 @@ impl Silence {
         old.named_at.map(|_| text(&old.replica))
     }
 
-    /// The store has not answered. Others may not have reached it either, so that the time begins again.
+    /// Records that the store has not answered. Other replicas may not have reached it either, so the time begins
+    /// again.
     pub(super) fn interrupted(&mut self, now: Instant) {
         self.0.values_mut().filter(|peer| peer.named_at.is_none()).for_each(|peer| peer.read_at = now);
         self.forget_old(now);
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!((&*news.begun, news.ended.len()), (&["hangs (h, process 7)".to_owned()][..], 0));
         assert_eq!(silence.list()[0].seen_at, 1_000);
         assert_eq!(lines(&silence.sample(after(24), &[summary("runs", 25_000)])), QUIET, "it is named once");
-        // It goes on.
+        // It continues.
         let news = silence.sample(after(28), &[summary("runs", 29_000), summary("hangs", 28_000)]);
         assert_eq!((lines(&news), named(&silence)), ((0, 1), vec![]));
     }

@@ -30,7 +30,7 @@ pub enum Observed {
 /// smallest upper bound of the last 10 s maps a slot to a local instant at which the store's clock
 /// has surely reached it, with any latencies.
 ///
-/// Local instants count the time for which this machine was suspended: the store's clock goes on
+/// Local instants count the time for which this machine was suspended: the store's clock continues
 /// meanwhile, so a suspend is no step.
 ///
 /// ```

@@ -22,16 +22,15 @@ const LONGEST_NAME: usize = 64;
 /// A call about which downstreams are served; see [`Store::served`](super::Store::served).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Served<'a> {
-    /// The prefix of the queues: with another one they are other queues, of downstreams of their own.
+    /// The prefix of the queues. Names under another prefix are other downstreams, with queues of their own.
     pub prefix: &'a str,
     /// The downstreams that the caller serves now, at most [`MAX_SERVED_BATCH`].
     pub names: &'a [&'a str],
-    /// Downstreams that the store may not know, or not any more, at most [`MAX_SERVED_BATCH`]. One that it knows stays as
-    /// it is.
+    /// Downstreams that the store may have lost, at most [`MAX_SERVED_BATCH`]. Those that it knows stay as they are.
     pub recalled: &'a [Unserved],
-    /// A downstream to forget, before all else.
+    /// A downstream that the store forgets before it uses the other fields.
     pub forgotten: Option<&'a str>,
-    /// The downstreams are returned that nobody has served for this long.
+    /// The answer lists the downstreams that nobody has served for this long.
     pub unserved_for: Duration,
 }
 
@@ -49,8 +48,8 @@ pub struct Unserved {
 pub struct ServedReply {
     /// How many of [`Served::names`] the store did not know. If the caller has named them before, the store has lost them.
     pub new: usize,
-    /// The downstreams that nobody has served for so long, at most [`MAX_SERVED_BATCH`]: those that were served longest ago,
-    /// in this order.
+    /// The downstreams that nobody has served for [`Served::unserved_for`], those first that were served longest ago;
+    /// at most [`MAX_SERVED_BATCH`].
     pub unserved: Vec<Unserved>,
 }
 

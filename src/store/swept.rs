@@ -11,7 +11,7 @@ const STEP: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Swept<V> {
     values: IndexMap<Box<str>, V>,
-    /// The index at which the next sweep goes on.
+    /// The index at which the next sweep continues.
     cursor: usize,
 }
 

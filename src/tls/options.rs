@@ -1,24 +1,24 @@
-//! What is configured of TLS.
+//! The options of TLS for clients and servers.
 
 #[cfg(feature = "tls")]
 use std::path::Path;
 use std::path::PathBuf;
 
-/// Whom to trust, and who this process is. By default servers are trusted whose certificates the system's authorities
-/// have signed, and this process shows no certificate.
+/// The authorities that this process trusts, and the certificate that it shows. By default it trusts servers whose
+/// certificates the system's authorities have signed, and shows no certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TlsOptions {
-    /// The certificates of the authorities that servers' certificates may be signed by, in a file in PEM format. They
-    /// are trusted instead of the system's.
+    /// The certificates of the authorities that may sign servers' certificates, in a file in PEM format. They are
+    /// trusted instead of the system's.
     pub ca_file: Option<PathBuf>,
     /// The certificate that this process shows to a server that asks for one, and then those that lead to its
     /// authority, in a file in PEM format. It needs a `key_file`.
     pub cert_file: Option<PathBuf>,
     /// The private key of the certificate, unencrypted, in a file in PEM format (PKCS #8, PKCS #1 or SEC1).
     pub key_file: Option<PathBuf>,
-    /// The name that the server's certificate must have, and that the server is asked for (SNI), instead of the host
-    /// that is connected to.
+    /// The name that the server's certificate must have, and that this process sends (SNI), instead of the host in
+    /// the URL.
     pub server_name: Option<String>,
     /// The certificate that the server must show, in a file in PEM format: that one alone is trusted, and no authority.
     pub(crate) pinned_file: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub struct ServerTlsOptions {
     pub cert_file: PathBuf,
     /// The private key of the certificate, unencrypted, in a file in PEM format (PKCS #8, PKCS #1 or SEC1).
     pub key_file: PathBuf,
-    /// The certificates of the authorities that clients' certificates may be signed by, in a file in PEM format. With
-    /// it every client must show a certificate; without it none is asked for.
+    /// The certificates of the authorities that may sign clients' certificates, in a file in PEM format. With this
+    /// file every client must show a certificate; without it clients need none.
     pub client_ca_file: Option<PathBuf>,
 }

@@ -34,7 +34,7 @@ fn bound_mib(long: usize) -> usize {
 }
 
 /// Reads every request to its end and keeps none. Each long job is answered after the one before it, and after one more
-/// short job has come: the other downstream goes on beside long jobs, or nothing does.
+/// short job has come: the other downstream continues beside long jobs, or nothing does.
 #[derive(Default)]
 struct Seen {
     /// How often each job of that downstream was read completely, by its id.

@@ -85,7 +85,7 @@ async fn local_releases_no_more_than_the_limit_while_the_store_is_away() {
     for second in times.seconds() {
         let (count, least) = (run.count(second.clone()), 150 - run.missed(second).min(100));
         assert!(count <= 210, "{count} in a second, at most 210 (the limit and 5 %); {run}");
-        assert!(count >= least, "{count} in a second, at least {least}: it goes on; {run}");
+        assert!(count >= least, "{count} in a second, at least {least}: it continues; {run}");
     }
     // This includes the transitions into the outage and out of it. Each replica keeps its share by itself.
     let share: Rate = "50/s".parse().unwrap();

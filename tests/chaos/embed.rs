@@ -1,4 +1,4 @@
-//! A program that embeds paced and a daemon share 200/s, and one of them is killed: the others go on at once, and soon at
+//! A program that embeds paced and a daemon share 200/s, and one of them is killed: the others continue at once, and soon at
 //! the whole pace.
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A queue is without a leader for long: what is to go there waits, and is published once or twice; all else goes on.
+//! A queue is without a leader for long: what is to go there waits, and is published once or twice; all else continues.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -47,7 +47,7 @@ async fn daemons_and_programs_that_embed_paced_share_one_pace() {
     let all_send = |since| shares(&site.api, (since, stamp()), &ALL).iter().all(|share| *share > 0);
     eventually("all take part", LONG, || all_send(begun)).await;
     let since = stamp();
-    eventually("all go on", LONG, || all_send(since)).await;
+    eventually("all continue", LONG, || all_send(since)).await;
     for worker in &mut workers {
         worker.end().await;
     }

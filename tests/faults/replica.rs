@@ -97,5 +97,5 @@ async fn a_replica_that_stands_still_for_seconds_loses_nothing_doubles_nothing_a
     assert!(of_frozen(0, stopped.0) > 10, "it took part");
     assert!(of_frozen(stopped.0, thawed) <= UNDER_WAY, "what was under way came while it stood still");
     // It held these jobs all the time, so that no other replica could release them.
-    assert!(of_frozen(thawed, u64::MAX) > 50, "it goes on");
+    assert!(of_frozen(thawed, u64::MAX) > 50, "it continues");
 }

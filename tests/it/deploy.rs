@@ -161,7 +161,7 @@ fn an_upgrade_tells_whether_the_daemon_came_up() {
             .env("STATE", state);
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "an upgrade goes on: {text}");
+        assert!(output.status.success(), "an upgrade continues: {text}");
         assert!(
             text.contains(expected) && text.is_empty() == expected.is_empty(),
             "{restarted} {state}: {text}"

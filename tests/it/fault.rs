@@ -112,7 +112,7 @@ async fn an_api_that_is_away_for_a_while_costs_no_job_and_then_comes_no_burst() 
     eventually("every job arrives", LONG, || left() == 0).await;
     // What 300 ms have slots for may be under way.
     count::assert_never_ahead(&site.api.stamps(), up, "200/s".parse().unwrap(), 61);
-    eventually("both go on", LONG, || went_on(&first) == 1 && went_on(&second) == 1).await;
+    eventually("both continue", LONG, || went_on(&first) == 1 && went_on(&second) == 1).await;
     assert_eq!((first.stop().await, second.stop().await), (0, 0));
     site.depth(&site.dead_queue(), 0, LONG).await;
     site.depth(&site.queue(), 0, LONG).await;
@@ -156,7 +156,7 @@ async fn outages_lose_nothing_of_a_foreign_queue_with_a_delivery_limit() {
         publish::publish_to(&site.amqp, "", &queue, Job::many(&format!("more-{outage}"), more)).await;
         eventually("the replica stops", LONG, || halts(&replica) == outage).await;
         back(&mut site, port).await;
-        eventually("the replica goes on", LONG, || went_on(&replica) == outage).await;
+        eventually("the replica continues", LONG, || went_on(&replica) == outage).await;
     }
     let all = || {
         let mut all = arrived.clone();

@@ -45,7 +45,7 @@ impl Files {
         outcomes(&self.text("out.ndjson"))
     }
 
-    /// A pipe that goes on from `out.ndjson`, with these programs before it.
+    /// A pipe that continues from `out.ndjson`, with these programs before it.
     async fn start(&self, before: &[&str], api: &Api, rate: &str, more: &[&str]) -> Pipe {
         let mut words: Vec<String> = ["setpriv", "--pdeathsig", "KILL", "--"].map(str::to_owned).to_vec();
         words.extend(before.iter().map(|word| (*word).to_owned()));

@@ -152,7 +152,7 @@ fn every_metric_is_in_the_reference() {
     }
 }
 
-/// The text of all source files, in which a text that goes on in the next line is one.
+/// The text of all source files, in which a text that continues in the next line is one.
 fn sources() -> String {
     fn read(folder: &Path, out: &mut String) {
         for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {

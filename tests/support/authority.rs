@@ -1,7 +1,7 @@
 //! Certificate authorities for tests, and certificates that they sign.
 
 #![allow(dead_code, reason = "each module that includes this uses a part of it")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue panics")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

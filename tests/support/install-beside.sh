@@ -13,7 +13,7 @@ if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
 fi
 "$install" "$kind" &
 installer=$!
-# An installation that is cut off may leave packages half installed: it goes on to its end.
+# An installation that is cut off may leave packages half installed: it continues to its end.
 trap 'echo "install-beside: waiting for the installation to end" >&2; wait "$installer"; exit 130' INT TERM HUP
 status=0
 "$@" || status=$?

@@ -1,7 +1,7 @@
 //! The parts that tests, benches and examples share: private servers, an API that keeps a log, the real daemon, and
 //! counts.
 #![allow(dead_code, unused_imports, reason = "each crate that includes this module uses a part of it")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot continue panics")]
 
 pub mod api;
 pub mod client;

@@ -1,15 +1,15 @@
-//! Wrong tokens, of which nobody may try many.
+//! The bound on wrong tokens.
 //!
-//! A client that has sent [`MAX_FAILURES`] wrong tokens within a minute of the first of them is blocked until that minute
-//! is over: its tokens are not checked, since otherwise the answers would still show which one is right. A user who shares
-//! its address (behind a proxy or NAT, or on the same machine) must not be locked out by that. So while a client is
-//! blocked, a token still passes with a role of which this client has sent one within the last day. To find it, tokens of
-//! such a client are checked, which shows a guesser at that address the tokens of that role; [`MAX_CHECKS`] bounds how
-//! many are in each second. The answers show nothing about tokens with other roles.
+//! A client that has sent [`MAX_FAILURES`] wrong tokens within a minute of the first of them is blocked until that
+//! minute is over: its tokens are not checked, since otherwise the answers would still show which one is right. This
+//! must not lock out a user who shares the address (behind a proxy or NAT, or on the same machine). So while a client
+//! is blocked, a token still passes if the client has sent a right token with the same role within the last day. For
+//! that, the tokens of such a client are checked, and a guesser at that address may find tokens of that role.
+//! [`MAX_CHECKS`] bounds these checks in each second. The answers show nothing about tokens with other roles.
 //!
-//! A client that has sent no wrong token is always checked: where many clients guess at once, each of them gets fewer
-//! tries ([`MAX_FAILURES_WHEN_MANY`]). The tables are bounded. The one of failures forgets first who has failed least, and
-//! only the holder of a right token gets into the other one.
+//! A client that has sent no wrong token is always checked. If many clients guess at once, each of them gets fewer
+//! tries ([`MAX_FAILURES_WHEN_MANY`]). The tables are bounded. The table of failures first forgets the client that
+//! has failed least, and only clients with a right token are in the other table.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -31,7 +31,7 @@ const GLOBAL_THRESHOLD: u32 = 200;
 const MAX_FAILURES_WHEN_MANY: u32 = 2;
 /// The most clients that are remembered, of those that failed and of those that sent right tokens.
 const MAX_CLIENTS: usize = 1024;
-/// How long it counts that a client has sent a right token.
+/// How long a right token of a client counts.
 const SUCCESS_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The tokens of a blocked client that are checked in each second, if it has sent a right one before.
 const MAX_CHECKS: u32 = 20;
@@ -40,7 +40,7 @@ const ROLES: usize = Role::Admin as usize + 1;
 /// The span in which [`MAX_CHECKS`] count.
 const CHECKS_WINDOW: Duration = Duration::from_secs(1);
 
-/// What is known of those who sent tokens.
+/// The clients that sent tokens.
 #[derive(Debug, Default)]
 pub(super) struct FailedLogins(Mutex<Table>);
 
@@ -69,7 +69,7 @@ struct Success {
     checks: Option<Count>,
 }
 
-/// What a token is.
+/// The result of comparing a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verified {
     /// One that the request needs.
@@ -112,7 +112,8 @@ impl FailedLogins {
     /// Decides about the token of a client, which `look` compares in constant time.
     pub(super) fn check(&self, client: Network, look: impl FnOnce() -> Verified) -> Verdict {
         let now = Instant::now();
-        // One at a time, so that many at once are no way around the bound. No panic leaves the table half changed.
+        // One token at a time is checked, so that many requests at once cannot exceed the bound. No panic leaves the
+        // table half changed.
         let mut table = lock(&self.0);
         if let Some(left) = table.block(client, now) {
             let Some(keys) = table.check_while_blocked(client, now) else { return Verdict::Blocked(left) };

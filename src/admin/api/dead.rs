@@ -1,7 +1,7 @@
 //! The dead letters of a downstream: listed, replayed and purged for clients with the token.
 //!
-//! A list of letters holds them for a while, so that nobody else sees them. That is why one request at a time does so,
-//! and why even a list needs the token of changes.
+//! While a request lists letters, it holds them, and nobody else sees them. Therefore one request at a time does so,
+//! and even a list needs the token of changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ mod whole;
 /// The most letters that one request lists.
 const MOST_LISTED: u32 = 500;
 
-/// The letters that are listed unless the request says so.
+/// The number of letters that are listed if the request names none.
 const LISTED: u32 = 100;
 
 /// The most bytes of text in the letters of one list. As JSON they may take six times as many.
@@ -52,7 +52,7 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the dead letters are.
 pub(crate) struct Letters {
-    /// The broker, with the downstreams that there are now.
+    /// The broker, with the present downstreams.
     options: watch::Receiver<Arc<amqp::Options>>,
     turn: Arc<Semaphore>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Letters {
 /// What is done with the letters.
 enum Work {
     List,
-    /// One letter with its body: of those that match the first that died at this instant, if it is known.
+    /// Show one letter with its body: the first that matches, and that died at this instant if one is given.
     Show {
         dead_at: Option<Millis>,
     },
@@ -97,7 +97,7 @@ impl Letters {
 
     /// Works on the letters of a downstream that `scan` chooses, for one request at a time, until it is done or stopped.
     ///
-    /// Not cancel safe: the work goes on, and others wait for its end.
+    /// Not cancel safe: the work continues, and later requests wait for its end.
     async fn work(&self, downstream: &str, scan: Scan, work: Work) -> Result<Done, Refusal> {
         let Ok(Ok(turn)) = timeout(TURN_TIMEOUT, Arc::clone(&self.turn).acquire_owned()).await else {
             let text = "another request works on dead letters; try again in a minute";
@@ -106,14 +106,14 @@ impl Letters {
         let (options, downstream) = (Arc::clone(&self.options.borrow()), downstream.to_owned());
         let stop = scan.stop.clone();
         let runtime = Handle::current();
-        // The future of a scan cannot move between threads, so that it has one of its own.
+        // The future of a scan cannot move between threads, so it has a thread of its own.
         let mut working = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             runtime.block_on(async {
                 let letters = work.open(&options, &downstream).await.map_err(|error| refusal(&error))?;
                 let done = work.on(&letters, &scan).await;
                 letters.close().await;
-                // Those that were done before an error are.
+                // A replay or a purge that fails has already changed the letters before the error.
                 done.map_err(|error| match work {
                     Work::List | Work::Show { .. } => refusal(&error),
                     Work::Replay(_) | Work::Purge => refusal(&error).or_made(),
@@ -136,7 +136,7 @@ impl Letters {
 }
 
 impl Work {
-    /// Only a replay and a letter that is shown need bodies, which are read however long they are.
+    /// Only a replay and a letter that is shown need bodies. These are read at any length.
     async fn open(&self, options: &amqp::Options, downstream: &str) -> Result<DeadLetters, Error> {
         match self {
             Self::Show { .. } | Self::Replay(_) => DeadLetters::open(options, downstream).await,
@@ -320,8 +320,8 @@ fn shaper(rate: &str) -> Result<Shaper, Refusal> {
 }
 
 impl Api {
-    /// Works on the letters that a request chooses, and writes it to the audit log, even if it failed or the request was
-    /// given up meanwhile; then the work ends after the current letter.
+    /// Works on the letters that a request chooses, and writes the outcome to the audit log, also if the work failed
+    /// or the client disconnected. In the latter case the work ends after the current letter.
     async fn tend(
         self: Arc<Self>,
         client: Client,
@@ -354,7 +354,7 @@ impl Api {
     }
 }
 
-/// The letters that are meant, as text, for the audit log.
+/// The chosen letters, as text, for the audit log.
 fn which(Chosen { all, reason, status, id, key }: &Chosen, bounds: Bounds) -> String {
     let Bounds { limit, first, died_until } = bounds;
     let part = |name: &str, text: &Option<String>| {
@@ -373,7 +373,7 @@ fn which(Chosen { all, reason, status, id, key }: &Chosen, bounds: Bounds) -> St
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// The letters that are meant.
+/// The scan for the chosen letters.
 fn scan(Chosen { reason, status, id, key, .. }: Chosen, bounds: Bounds) -> Scan {
     let filter = Filter { reason, status, id, key, ..Filter::default() };
     let Bounds { limit, first, died_until } = bounds;

@@ -1,7 +1,8 @@
-//! Where jobs are and what they wait for: what the dispatcher of this replica holds and remembers, and those of others.
+//! Where jobs are and what they wait for, as far as the dispatchers of this replica and of others hold and remember
+//! them.
 //!
-//! A dispatcher goes over all of its jobs and lanes for each question, in the loop that releases them. So one request at a time asks, and
-//! not again at once.
+//! For each question a dispatcher visits all of its jobs and lanes, in the loop that releases them. So one request at
+//! a time asks, with a pause before the next one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,8 +28,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a request waits for those before it.
 const TURN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The least time between two questions, and how many times as long as the answer took it is at least, up to a bound: with a full
-/// window and many lanes the loop is busy for some milliseconds with each, and hands out no slots meanwhile.
+/// The least time between two questions. It is also at least a multiple of the time that the last answer took, up to
+/// a bound: with a full window and many lanes the loop needs some milliseconds for each answer, and hands out no
+/// slots meanwhile.
 const SPACING: Duration = Duration::from_millis(50);
 const TIMES_ANSWER: u32 = 20;
 const LONGEST_SPACING: Duration = Duration::from_secs(1);
@@ -56,7 +58,7 @@ impl Seeker {
         self.dispatchers.all().get(downstream).cloned().ok_or_else(silent)
     }
 
-    /// Asks this question, once it is its turn. Cancel safe: the next one has its turn no earlier for that.
+    /// Asks this question when its turn comes. Cancel safe: a dropped question does not bring the next one forward.
     async fn in_turn(
         &self,
         question: impl Future<Output = dispatch::Found> + Send + 'static,
@@ -76,7 +78,7 @@ impl Seeker {
         asked.await.ok().flatten().ok_or_else(silent)
     }
 
-    /// What the other replicas answer that have this downstream, within some seconds. Cancel safe.
+    /// The answers of the other replicas that have this downstream, within some seconds. Cancel safe.
     async fn ask_others(
         &self,
         api: &Api,
@@ -123,7 +125,7 @@ pub(super) async fn find(
     Ok(answer(&found))
 }
 
-/// What this replica has found, and what others have answered.
+/// The findings of this replica, and the answers of others.
 fn describe(
     question: Question,
     (me, downstream): (&String, &state::Downstream),
@@ -152,7 +154,7 @@ fn describe(
     };
     for Answer { jobs, parked, .. } in others.into_values() {
         found.jobs.extend(jobs);
-        // The latest one counts, unless that has come back.
+        // The latest parking counts, unless that job has come back.
         found.parked = found.parked.into_iter().chain(parked).max_by_key(|parked| parked.at);
     }
     found.parked = found.parked.filter(|_| found.jobs.is_empty());
@@ -189,7 +191,7 @@ fn sought(query: &str) -> Result<(Question, bool), Refusal> {
     Ok((sought.ok_or_else(wrong)?, asks_others))
 }
 
-/// What is known, in lines for people.
+/// The answer, in lines for people.
 fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     let replica = &found.replica;
     let mut lines = Vec::new();
@@ -237,7 +239,7 @@ fn lines(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     lines
 }
 
-/// What RabbitMQ holds of the downstream, where nobody can look for a job but among dead letters.
+/// The jobs of the downstream that RabbitMQ holds. Only dead letters can be searched for a job there.
 fn in_broker(found: &Found, downstream: &state::Downstream) -> Vec<String> {
     let queues = &downstream.queues;
     let count =
@@ -278,7 +280,7 @@ fn line(job: &Job) -> String {
     format!("{place}{attempts}")
 }
 
-/// How many go before a job.
+/// The text about the jobs that go before a job.
 fn behind(Turn { lane, waiting, ahead, before, .. }: &Turn) -> String {
     match lane {
         Some(lane) => format!(

@@ -74,7 +74,8 @@ pub(super) async fn events(Shared(api): Shared<Arc<Api>>) -> Response {
     (headers, Body::from_stream(events)).into_response()
 }
 
-/// One reader of events. It is polled only as fast as it reads, and skips what it is too slow for.
+/// One reader of events. It is polled only as fast as its client reads, and skips states for which the client is too
+/// slow.
 struct Events {
     states: watch::Receiver<Arc<State>>,
     watch: Watch,

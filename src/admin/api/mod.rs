@@ -37,10 +37,10 @@ use crate::status::{Dispatchers, Watch};
 use operations::{Author, Done};
 use orders::Order;
 
-/// The most changes that are in progress at once, those whose clients have gone among them.
+/// The most changes that are in progress at once, also of clients that have disconnected.
 const MAX_CHANGES: usize = 64;
 
-/// The operations, and what is known.
+/// The operations, and the state that the API shows.
 pub(crate) struct Api {
     operations: Operations,
     watch: Watch,
@@ -132,7 +132,7 @@ fn order<O: Order>(endpoint: &Endpoint<O, Downstream>, api: &Arc<Api>) -> Route 
     Route::to(endpoint, Rule::Change(O::ROLE), (change::<O>, api))
 }
 
-/// The downstreams, from memory: however many ask, however slow the store is, it is asked no more for it.
+/// The downstreams, from memory: more clients or a slow store cause no more calls to the store.
 async fn list(State(api): Shared) -> Result<Response, Refusal> {
     let records = api.watch.records().await;
     let names = api.operations.names();

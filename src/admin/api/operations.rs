@@ -142,7 +142,8 @@ impl Operations {
         Ok(view::stored_terms(name, record, &self.own_terms(name)?))
     }
 
-    /// Adds a change to the history, for people: the log is what counts, so that a failure is only noted there.
+    /// Adds a change to the history, which is for people. The audit log has every change, so a failure here is only
+    /// logged.
     pub(super) async fn note(&self, name: &str, change: &history::Change) {
         let text = history_text(change);
         if let Err(refusal) = within_timeout(self.store.history(name, Some(&text))).await {
@@ -154,8 +155,8 @@ impl Operations {
         }
     }
 
-    /// The last changes by operators, over all replicas. Nothing else has them, so that it waits while the store was asked
-    /// too often. Cancel safe.
+    /// The last changes by operators, over all replicas. No memory has them, so this waits while the store gets too
+    /// many calls. Cancel safe.
     pub(super) async fn changes(&self, name: &str) -> Result<Vec<history::Change>, Refusal> {
         let entries = within_timeout(async {
             while let Err(wait) = self.take_read() {
@@ -245,7 +246,7 @@ impl Target<'_> {
         };
         let change = terms::change(&*self.operations.store, self.name, &self.own, change);
         let changed = within_timeout(change).await.map_err(|refusal| {
-            // Until the terms were read, nothing was sent that changes them; and what is wrong is not sent.
+            // No change is sent to the store before the terms were read; and a wrong request is never sent.
             let is_sent = is_read.load(Ordering::Relaxed) && refusal.status().is_server_error();
             if is_sent { refusal.or_made() } else { refusal }
         });
@@ -259,7 +260,7 @@ impl Target<'_> {
 
     /// Puts the limits of this replica's file in force, in place of `what`.
     pub(super) async fn replace_terms(self, what: Replacement) -> Result<Done, Refusal> {
-        // Before the store is asked to change anything it has to answer.
+        // The store must answer before it gets a request to change anything.
         self.read_record().await?;
         let replacing = terms::replace(&*self.operations.store, self.name, &self.own, what);
         let replaced = within_timeout(replacing)

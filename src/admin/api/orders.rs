@@ -1,4 +1,4 @@
-//! The orders of operators: what each changes in the store.
+//! The changes that operators order, each with its effect in the store.
 
 use std::sync::Arc;
 

@@ -234,7 +234,7 @@ export class ChangeDialog {
   }
 
   /**
-   * Sends the request. Work on letters that stops because its time is over goes on by further requests, with what is left
+   * Sends the request. Work on letters that stops because its time is over continues by further requests, with what is left
    * of the bound, for as long as each does something and the dialog stays.
    */
   async #send(asked, sent) {

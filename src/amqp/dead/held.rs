@@ -102,8 +102,9 @@ impl<'a> HeldLetters<'a> {
     /// Gives back the letters that are held, in their order, and returns when the queue has all of them and every ack; the
     /// result is the number of letters that were there.
     ///
-    /// A quorum queue keeps messages that were given back in a list of their own, in the order in which they came back,
-    /// and delivers these first. So the others in that list are taken as well, and given back after ours.
+    /// A quorum queue keeps messages that were given back in a list of their own, in the order in which they came
+    /// back, and delivers these first. So the other messages in that list are taken as well, and given back after the
+    /// letters.
     ///
     /// One channel after another gives back its letters and asks the queue for its count. The queue has received what
     /// that channel gave back by the time it answers, since each group is small enough to be passed on at once.

@@ -1,4 +1,4 @@
-//! Where letters lie, and where a replay publishes them to. It has no I/O.
+//! The queues of letters, and the destinations of a replay. It has no I/O.
 
 use super::letter_view::Letter;
 use crate::amqp::topology::short;

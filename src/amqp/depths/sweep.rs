@@ -142,7 +142,7 @@ impl Probe<'_> {
         let count = find_queue(&channel, queue).await;
         match count {
             Ok(_) => self.channel = Some(channel),
-            // It may be waiting for an answer that will never come.
+            // The channel may still wait for an answer that will never come.
             Err(_) => close(&channel).await,
         }
         match count {
@@ -177,7 +177,7 @@ impl Sweeper {
         Self { depths, downstreams: BTreeMap::new(), unroutable, names, haste, rung_unit: options.rung_unit }
     }
 
-    /// Takes in which downstreams there are now.
+    /// Adopts the present list of downstreams.
     fn sync(&mut self) {
         let followed = lock(&self.depths.0.followed).clone();
         self.downstreams.retain(|name, queues| {
@@ -233,7 +233,7 @@ impl Sweeper {
             {
                 let mut seen = lock(&self.depths.0.seen);
                 if seen.outdated.remove(&queues.downstream) {
-                    // The length before the change must not make a drop to 0 doubtful.
+                    // Letters were removed: a drop to 0 is no error, and counts at once.
                     queues.dead.length.forget();
                 }
                 if seen.declared.remove(&queues.downstream) {
@@ -250,7 +250,7 @@ impl Sweeper {
                 // The dead letters were changed during the check.
                 depth.dead = None;
             }
-            // It may have been left meanwhile.
+            // The downstream may have been removed meanwhile.
             let is_followed = lock(&self.depths.0.followed).contains_key(&queues.downstream);
             if let Some(first) = queues.waits.first().filter(|_| is_followed) {
                 let length = &first.queue.length;

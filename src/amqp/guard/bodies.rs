@@ -48,7 +48,7 @@ pub(super) enum Remains {
     Properties,
 }
 
-/// The bodies of one connection. Without somebody who decides, all of them pass.
+/// The bodies of one connection. Without an [`Admit`], all of them pass.
 #[derive(Debug, Default)]
 pub(super) struct Bodies {
     admit: Option<Arc<dyn Admit>>,

@@ -122,7 +122,7 @@ impl<'a> Parts<'a> {
         let mut table = marks;
         let others: usize = self.fields.iter().flatten().map(|field| field.len()).sum();
         let mut room = max.saturating_sub(FIXED + 2 + 4 + others + table.len());
-        // The broker's account of dead-letterings grows with each one, and is irrelevant to a job.
+        // The broker's record of dead-letterings (`x-death`) grows with each one, and is irrelevant to a job.
         let (brokers, jobs): (Vec<&[u8]>, Vec<&[u8]>) =
             self.headers.iter().partition(|entry| entry.starts_with(b"\x07x-death"));
         for entry in jobs.into_iter().chain(brokers) {

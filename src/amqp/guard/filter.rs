@@ -47,7 +47,7 @@ enum Step {
 }
 
 impl Filter {
-    /// A filter that cuts the bodies that are not admitted, if there is somebody who decides.
+    /// A filter that cuts the bodies that `admit` does not accept, if there is one.
     pub(super) fn new(admit: Option<Arc<dyn Admit>>) -> Self {
         Self { bodies: Bodies::new(admit), ..Self::default() }
     }

@@ -68,7 +68,7 @@ fn named(name: &str, kind: u8, value: &[u8]) -> Vec<u8> {
     [&[name_length][..], name.as_bytes(), &[kind], value].concat()
 }
 
-/// Takes the mark off the properties: what the guard did to the message, if it has changed it.
+/// Takes the mark off the properties. It says what the guard changed in the message; `None` if it changed nothing.
 ///
 /// It must be called on every delivery of lapin, before anything else reads it. A body that was cut is never an empty one: a
 /// reader of properties alone calls [`take_body_length`] first.

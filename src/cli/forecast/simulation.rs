@@ -11,7 +11,7 @@ use paced::job::{Job, Reason};
 use paced::limit::{Costs, JobCost, Limit, LimitSet, MAX_BATCH, Plan, Refusal, State, rate_text};
 use paced::time::Micros;
 
-/// The most spans that are listed one by one; the last one then goes on to the end.
+/// The most spans that are listed one by one; the last one then continues to the end.
 const MOST_SPANS: usize = 40;
 
 /// Jobs that wait, and the states of the limits.

@@ -21,7 +21,7 @@ fn text(line: Option<Line>) -> String {
     match line {
         None => String::new(),
         Some(Line::Begins(outage)) => format!("begins: {}", outage.kinds()),
-        Some(Line::GoesOn(outage)) => format!("goes on: {}", outage.kinds()),
+        Some(Line::GoesOn(outage)) => format!("continues: {}", outage.kinds()),
         Some(Line::IsOver(outage)) => format!("over: {}", outage.attempts),
     }
 }
@@ -37,7 +37,7 @@ async fn each_arrow_of_the_table() {
     assert_eq!(line(&mut failures, failed("connect"), start + 2 * SECOND), "");
     assert_eq!(failures.wake_at(), Some(start + 61 * SECOND));
     assert_eq!(text(failures.tick(start + 60 * SECOND)), "");
-    assert_eq!(text(failures.tick(start + 61 * SECOND)), "goes on: 500 ×2, timeout ×1, connect ×1");
+    assert_eq!(text(failures.tick(start + 61 * SECOND)), "continues: 500 ×2, timeout ×1, connect ×1");
     assert_eq!(failures.wake_at(), Some(start + 121 * SECOND));
     assert_eq!(line(&mut failures, Ending::Delivered, start + 62 * SECOND), "");
     assert_eq!(line(&mut failures, Ending::Delivered, start + 62 * SECOND), "");
@@ -51,7 +51,7 @@ async fn a_success_and_then_nothing_ends_it() {
     (0..3).for_each(|_| drop(failures.ended(failed("500"), start)));
     assert_eq!(line(&mut failures, Ending::Delivered, start), "");
     assert_eq!(failures.wake_at(), Some(start + QUIET));
-    assert_eq!(line(&mut failures, failed("500"), start + SECOND), "", "it goes on");
+    assert_eq!(line(&mut failures, failed("500"), start + SECOND), "", "it continues");
     assert_eq!(failures.wake_at(), Some(start + INTERVAL));
     assert_eq!(line(&mut failures, Ending::Delivered, start + 2 * SECOND), "");
     assert_eq!(text(failures.tick(start + 2 * SECOND + QUIET)), "over: 4");
@@ -122,7 +122,7 @@ async fn three_throttled_in_a_row_begin_an_outage_and_one_among_successes_begins
     assert_eq!(line(&mut failures, throttled(), start), "begins: 429 ×3");
     (0..408).for_each(|_| drop(failures.ended(throttled(), start)));
     (0..3).for_each(|_| drop(failures.ended(failed("timeout api:443"), start)));
-    assert_eq!(text(failures.tick(start + INTERVAL)), "goes on: 429 ×411, timeout api:443 ×3");
+    assert_eq!(text(failures.tick(start + INTERVAL)), "continues: 429 ×411, timeout api:443 ×3");
 }
 
 #[tokio::test(start_paused = true)]
@@ -210,6 +210,6 @@ async fn an_outage_soon_after_another_one_is_logged_too() {
     assert!(failures.is_logged());
     assert_eq!(text(failures.tick(start + 120 * SECOND)), "", "nothing was tried meanwhile");
     assert_eq!(line(&mut failures, failed("500"), start + 130 * SECOND), "");
-    assert_eq!(text(failures.tick(start + 180 * SECOND)), "goes on: timeout ×3, 500 ×1");
+    assert_eq!(text(failures.tick(start + 180 * SECOND)), "continues: timeout ×3, 500 ×1");
     assert_eq!(three(&mut failures, || Ending::Delivered, 200), ["over: 4"]);
 }

@@ -27,7 +27,8 @@ pub(in crate::dispatch) enum Event {
     Retry(Instant, Box<Entry>),
     /// The downstream throttled the job, which is tried again later.
     Throttled(Instant, Box<Entry>),
-    /// A job is parked, or its message is not live any more. If it was for a limit, so often had limits changed before.
+    /// A job is parked, or its message is not live any more. If it was parked for a limit, the number says how often
+    /// limits had changed before.
     Parked(Option<u64>),
     /// The job cannot be parked: it waits here until this instant. The number is that of [`Event::Parked`].
     Unparked(Instant, Option<u64>, Box<Entry>),
@@ -48,7 +49,7 @@ pub(in crate::dispatch) struct Refused {
     pub(in crate::dispatch) sent: Instant,
     pub(in crate::dispatch) letter: DeadLetter,
     pub(in crate::dispatch) response: Response,
-    /// Whether it is certain that the credentials are at fault, or may be: then the job is never dead of it.
+    /// Whether the credentials are at fault, or may be: then the refusal never makes the job a dead letter.
     pub(in crate::dispatch) is_blameless: bool,
 }
 
@@ -84,7 +85,7 @@ pub(in crate::dispatch) struct FlightGuard {
 }
 
 impl Event {
-    /// The job that was put back with it, if any. It is ready from the instant on until which it waits.
+    /// The job that was put back with it, if any. It is ready from the end of its wait.
     pub(in crate::dispatch) fn into_entry(self) -> Option<Box<Entry>> {
         match self {
             Self::Back(entry) => Some(entry),

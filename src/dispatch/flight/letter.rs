@@ -35,8 +35,8 @@ impl Doomed {
     }
 }
 
-/// What the log says of a downstream's single jobs. It is bounded, since anybody who publishes can cause dead letters, and
-/// the API can answer what it wants.
+/// The log of a downstream's single jobs. It is bounded, since every producer can cause dead letters, and the API can
+/// answer anything.
 #[derive(Clone, Debug)]
 pub(in crate::dispatch) struct Logs {
     letters: Arc<BoundedLog>,
@@ -81,7 +81,7 @@ impl Logs {
         });
     }
 
-    /// Logs a delivery whose answer people should know something of.
+    /// Logs a delivery with a remark on its answer.
     pub(super) fn delivered(&self, downstream: &str, id: &str, remark: &str) {
         self.answers.line("answer", || {
             tracing::info!(downstream, id, remark, "delivered, with a remark on the answer")
@@ -100,7 +100,7 @@ pub(in crate::dispatch) async fn dead_letter(
     let id = doomed.id.as_deref();
     let DeadLetter { reason, detail, .. } = &letter;
     let (downstream, is_logged) = (&context.downstream, context.is_failing.load(Ordering::Relaxed));
-    // The configuration asks for these two, and they may befall any number of jobs.
+    // The configuration asks for these two, and they may happen to any number of jobs.
     if matches!(reason, Reason::Rejected | Reason::QueueFull)
         || (is_logged && *reason == Reason::AttemptsExhausted)
     {

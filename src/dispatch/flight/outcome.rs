@@ -20,7 +20,7 @@ pub(super) const fn contact(outcome: &Outcome) -> Contact {
     }
 }
 
-/// Whether the time that it took is one of the downstream: that of a refused connection is not.
+/// Whether the time of the attempt is the downstream's response time: that of a refused connection is not.
 pub(super) const fn is_answered(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Delivered(_) => true,

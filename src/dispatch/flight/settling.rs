@@ -30,7 +30,7 @@ impl Flight {
     pub(super) async fn settle_any(mut self, outcome: Outcome) {
         let context = Arc::clone(&self.context);
         let retry = &context.retry;
-        // One that is refused with any credentials may be at fault itself.
+        // A job that is refused with any credentials may be at fault itself.
         let is_old = self.entry.attempts.refusals.outdated >= MAX_OUTDATED;
         match if is_old { about_job(outcome) } else { outcome } {
             Outcome::Delivered(receipt) => ended(self.deliver(receipt)).await,
@@ -87,7 +87,7 @@ impl Flight {
         }
     }
 
-    /// Has all jobs wait for this long, or those of some lanes alone.
+    /// Makes all jobs wait for this long, or those of some lanes alone.
     fn pause(&self, span: Duration) {
         let end = Instant::now() + span.min(self.context.retry.max_pause);
         self.place.send(Event::Pause(Deadline::at(end), Arc::clone(&self.entry.key)));

@@ -34,7 +34,7 @@ impl Latest {
 }
 
 impl Successes {
-    /// Has jobs wait together in a pause by their values of these parts from now on.
+    /// From now on, jobs with the same values of these parts wait together in a pause.
     pub(in crate::dispatch) fn follow(&self, parts: &[usize]) {
         let mut latest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if latest.parts != parts {
@@ -60,7 +60,7 @@ impl Successes {
             return;
         }
         if latest.of_throttled.len() >= MAX_THROTTLED {
-            // Each of them is paused once more than it would be.
+            // Each of these lanes is paused once more than necessary.
             latest.of_throttled.clear();
         }
         let values = latest.values(key).into_owned();

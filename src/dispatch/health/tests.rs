@@ -220,7 +220,7 @@ fn a_success_that_was_sent_before_them_proves_nothing() {
     scene.suspected();
     assert_eq!(scene.delivered_of(before), None);
     assert!(matches!(scene.refused(None), (Verdict::Waits(_), Some(Reason::Unauthorized))));
-    assert_eq!(scene.delivered_of(before), Some(Reason::Unauthorized), "nor does it go on");
+    assert_eq!(scene.delivered_of(before), Some(Reason::Unauthorized), "nor does it continue");
 }
 
 #[test]

@@ -76,7 +76,7 @@ async fn settled(bench: &Bench, jobs: usize) {
     assert!(settled.is_ok(), "{} of {jobs} jobs were settled within an hour", bench.ledger.all().len());
 }
 
-/// One probe at a time, at most one a second, and at the end all go on.
+/// One probe at a time, at most one a second, and at the end all continue.
 #[tokio::test(start_paused = true)]
 async fn a_window_of_bare_refusals_meets_one_probe_at_a_time() {
     let start = Instant::now();

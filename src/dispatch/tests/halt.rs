@@ -163,7 +163,7 @@ async fn credentials_that_are_refused_for_a_while_bury_nothing() {
         } else {
             assert_eq!(back, 0);
         }
-        assert_eq!(bench.pauses().last(), Some(&false), "it goes on");
+        assert_eq!(bench.pauses().last(), Some(&false), "it continues");
     }
 }
 

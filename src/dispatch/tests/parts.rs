@@ -257,7 +257,7 @@ impl Bench {
         self.running().view.clone()
     }
 
-    /// Has the running dispatcher stand still, or go on.
+    /// Has the running dispatcher stand still, or continue.
     pub(super) fn stand_still(&self, still: bool) {
         let running = self.running();
         running.still.is_set.store(still, Ordering::SeqCst);

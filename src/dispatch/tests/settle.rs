@@ -208,7 +208,7 @@ async fn a_reply_that_nobody_takes_holds_up_no_other_job() {
     bench.publish(Message { reply_to: Some(NOWHERE.to_owned()), ..message("stuck") });
     bench.publish_many(0..5);
     let _running = bench.start();
-    tokio::time::timeout(Duration::from_secs(60), bench.ledger.count(5)).await.expect("the others go on");
+    tokio::time::timeout(Duration::from_secs(60), bench.ledger.count(5)).await.expect("the others continue");
     assert_eq!(bench.ledger.of("stuck"), [], "neither acked nor lost");
 }
 

@@ -182,7 +182,7 @@ impl Worker {
         self.learn(|health| health.ended(contact, since, Instant::now()));
     }
 
-    /// Notes something about the downstream, and follows: halts, or goes on.
+    /// Notes something about the downstream, and follows: halts, or continues.
     fn learn<T>(&mut self, note: impl FnOnce(&mut Health) -> T) -> T {
         let before = self.halt.reason();
         let output = note(&mut self.halt.health);

@@ -56,13 +56,13 @@ pub(super) struct Parking {
     next_scan_at: Instant,
     /// Whether the jobs that are parked for a limit are to come back.
     unpark: bool,
-    /// How often limits changed, so that jobs may go sooner. What began to be parked for a limit before the last change is
-    /// to come back too.
+    /// How often limits changed, so that jobs may go sooner. Jobs whose parking for a limit began before the last
+    /// change must come back too.
     changes: u64,
     /// When the next scan looks for jobs that wait for their lanes, and when it does if the window has few free places.
     next_lane_scan_at: Instant,
     next_pressed_scan_at: Instant,
-    /// The jobs that were parked last, for those who look for one.
+    /// The jobs that were parked last, for searches.
     pub(super) lately: ParkedLately,
 }
 
@@ -105,20 +105,21 @@ impl Parking {
         true
     }
 
-    /// Has the lanes looked through again soon, since others that may wait as long take the places of those that are parked.
+    /// Makes the next scan of the lanes come soon: the jobs that take the places of parked ones may wait as long.
     const fn scan_lanes_soon(&mut self) {
         self.next_lane_scan_at = self.next_pressed_scan_at;
     }
 }
 
 impl Worker {
-    /// Has a job wait until `due`: here, until it is parked.
+    /// Makes a job wait until `due`: here, until it is parked.
     pub(super) fn wait(&mut self, due: Instant, mut entry: Box<Entry>) {
         let due = entry.due_or_end(due);
         self.engine.offer_later(due, entry);
     }
 
-    /// Has a job that came in wait for its slot; or, if it was parked for a limit that is still used up for long, until then.
+    /// Makes a job that came in wait for its slot; or, if it was parked for a limit that is still used up for long,
+    /// until the limit is whole.
     pub(super) fn offer(&mut self, entry: Box<Entry>) {
         let wait = self.engine.next_slot(entry.lane()).saturating_duration_since(Instant::now());
         match self.expected(&entry).filter(|_| wait > self.engine.settings().hold_max()) {
@@ -133,8 +134,8 @@ impl Worker {
         entry.expected(Some(&self.engine.limits_version()?))
     }
 
-    /// Notes that a job waits for a limit until about then, by those in force. While these are not known, it goes on waiting by
-    /// those by which it waited before, if it did.
+    /// Records that a job waits for a limit until about `until`, by the limits in force. While these are unknown, the
+    /// earlier estimate of the job stays, if it had one.
     fn note_expected(&self, until: Instant, entry: &mut Entry) {
         entry.hold.reason = ParkReason::Limit;
         if let Some(limits) = self.engine.limits_version() {
@@ -142,7 +143,7 @@ impl Worker {
         }
     }
 
-    /// Has jobs go that wait for a limit: it changed, so that they may go sooner than was expected.
+    /// Offers the jobs that wait for a limit again: the limit changed, so they may go sooner than expected.
     pub(super) fn eased(&mut self) {
         self.parking.eased();
         for entry in self.engine.take_waiting_if(|entry| entry.hold.reason == ParkReason::Limit) {
@@ -165,7 +166,7 @@ impl Worker {
         }
     }
 
-    /// Has a job wait for its slot that was to wait for a limit.
+    /// Makes a job that waited for a limit wait for its slot.
     fn offer_eased(&mut self, mut entry: Box<Entry>) {
         entry.request.since = Instant::now();
         entry.renew_end();
@@ -193,7 +194,7 @@ impl Worker {
         }
     }
 
-    /// Has parked jobs come back that may go sooner than was expected.
+    /// Brings parked jobs back that may go sooner than expected.
     pub(super) fn unpark_eased(&mut self, source: &impl Source) {
         if std::mem::take(&mut self.parking.unpark) {
             source.unpark(self.engine.versions());
@@ -242,8 +243,8 @@ impl Worker {
         stay.saturating_sub(window - window.div_ceil(FREE_PLACES))
     }
 
-    /// Parks a job that waits until `due`, for longer than `patience`, for a time or for its plan. It waits for less where
-    /// the engine guesses, and the job would give up.
+    /// Parks a job that waits until `due`, for longer than `patience`, for a time or for its plan. If the time is
+    /// only the engine's estimate, and the job would give up before it, the job waits for less.
     fn park_or_hold(&mut self, now: Instant, patience: Duration, due: Instant, mut entry: Box<Entry>) {
         let is_short = due < now + patience;
         let (mut due, mut look_again) = (due, due);

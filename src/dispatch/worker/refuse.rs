@@ -1,4 +1,4 @@
-//! Jobs that get no slot, and what becomes of them.
+//! Jobs that get no slot, and their dead letters.
 
 use std::time::Duration;
 

@@ -48,7 +48,7 @@ impl Worker {
         self.renew_context(self.context.retry.clone());
     }
 
-    /// Has successes tell of the jobs that wait together in a pause.
+    /// Applies to the record of successes which jobs wait together in a pause.
     pub(super) fn follow_pauses(&self) {
         let lanes = self.engine.settings().of_jobs.lanes.as_ref();
         self.context.successes.follow(lanes.map_or(&[][..], |lanes| &lanes.pause_per[..]));
@@ -74,7 +74,7 @@ impl Worker {
         }
         for rule in &mut rules.costs {
             let limits = self.engine.settings().limits_of(LaneId::of_plan(rule.plan));
-            // One that is not in force costs nothing.
+            // A limit that is not in force costs nothing.
             if let Some(bound) = max_cost_of(limits, &rule.limit, rule.max_cost.given) {
                 rule.max_cost = bound;
             }

@@ -17,16 +17,17 @@ use crate::dispatch::view::{
 use crate::pace::{EngineView, LanesView};
 use crate::store::StoreError;
 
-/// From this number of lanes on they are examined once in this time, since that takes the loop a while.
+/// From this number of lanes on, they are examined only once in [`LANES_INTERVAL`], since that takes the loop a
+/// while.
 const MANY_LANES: usize = 1024;
 const LANES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When the lanes are examined for what is reported of them.
+/// The schedule by which the lanes are examined for the report.
 #[derive(Debug)]
 struct LanesDue {
     /// The earliest instant of the next time.
     next_at: Instant,
-    /// Whether something was reported since with what is known of them from the last time.
+    /// Whether a report since then used the results of the last examination.
     are_stale: bool,
 }
 

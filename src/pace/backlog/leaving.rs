@@ -8,7 +8,7 @@ use super::{Backlog, PURGE_THRESHOLD, Position};
 use crate::pace::{LaneId, Waiter};
 
 impl<W: Waiter> Backlog<W> {
-    /// Records that a waiter has left that was taken out to request a slot for it.
+    /// Records that a waiter which was taken out to request a slot for it has left.
     pub(crate) const fn note_left(&mut self) {
         self.has_left = true;
     }
@@ -116,7 +116,7 @@ impl<W: Waiter> Backlog<W> {
         self.rows.ready = self.ready.iter().map(BTreeMap::len).sum();
     }
 
-    /// Forgets when waiters give up, and which may wait elsewhere, for those that are not here any more.
+    /// Forgets the ends of waiters that are not here any more, and whether these may wait elsewhere.
     fn forget_missing(&mut self) {
         self.movable.retain(|position| self.later.contains_key(position));
         let (ready, aside): (_, BTreeSet<u64>) =

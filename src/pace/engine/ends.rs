@@ -15,13 +15,13 @@ impl<W: Waiter> Engine<W> {
         while let Some(waiter) = self.backlog.take_ended(now) {
             self.end(waiter, false);
         }
-        // Where the limits police, each waiter is decided on at its arrival. And the local pace is not the pace of
-        // the limits.
+        // If the limits police, the store decides on each waiter when it arrives. And the local pace is not the pace
+        // of the limits.
         if self.is_absent() || self.settings.on_limit == OnLimit::Reject || !self.backlog.has_ends() {
             return;
         }
         if self.schedule.keyed().is_some() {
-            // Which of them are granted slots last is decided when slots are granted.
+            // With lanes, nobody knows before slots are granted which waiters get them last.
             return;
         }
         for row in 0..=self.settings.plans.len() {
@@ -37,7 +37,7 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Refuses the last waiters of a lane while more wait there than its limits release before the last one gives up,
-    /// even if no other replica and no other lane uses any of it.
+    /// even if no other replica and no other lane used these limits.
     fn end_hopeless(&mut self, lane: LaneId, now: Instant) {
         let start = self.schedule.sleeps_until(lane).map_or(now, |until| until.max(now));
         let mut is_purged = false;

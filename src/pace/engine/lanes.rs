@@ -58,7 +58,7 @@ impl<W: Waiter> Engine<W> {
     }
 
     /// Begins or continues a cool-down, since the downstream throttled a waiter with this key that was sent at `sent`, and named
-    /// no time: of all waiters, or of some lanes alone. One of all that is under way goes on. Returns the values of these lanes if
+    /// no time: of all waiters, or of some lanes alone. One of all that is under way continues. Returns the values of these lanes if
     /// theirs begins.
     pub(crate) fn cool_down_for(&mut self, key: &[String], sent: Instant) -> Option<Arc<str>> {
         let (longest, is_on) = (self.terms.cooling().longest(), self.terms.cooling().is_on());

@@ -1,5 +1,5 @@
-//! The probes of the store, for a store that is unavailable and for replicas that must count as alive; and what a
-//! replica gives back when it does not need it any more.
+//! The probes of the store, for a store that is unavailable and for replicas that must count as alive. Also the
+//! return of slots, turns and leases that a replica no longer needs.
 
 use std::sync::Arc;
 use std::time::Duration;

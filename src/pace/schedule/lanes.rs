@@ -54,9 +54,9 @@ struct Asking {
     horizon: Duration,
     /// How long before a slot is requested that a lane's own limits determine.
     lead: Duration,
-    /// The jobs in the call in hand, in its order.
+    /// The jobs in the current call, in its order.
     offered: Vec<Offered>,
-    /// The rest that the call in hand leaves due to the lowest priority.
+    /// The rest that the current call leaves due to the lowest priority.
     spare: Option<u64>,
     /// The cost to the store of reading its states.
     weight: usize,
@@ -75,14 +75,14 @@ struct Lane {
     phase: Phase,
     /// Its turn among others: lanes with lower turns are first.
     turn: u64,
-    /// The number of its jobs in the call in hand.
+    /// The number of its jobs in the current call.
     offered: usize,
 }
 
 /// The phase of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// It has no jobs that wait, or the call in hand has them.
+    /// It has no jobs that wait, or the current call has them.
     #[default]
     Idle,
     /// It waits for its turn.

@@ -87,8 +87,8 @@ impl Ask {
     }
 }
 
-/// Gives slots back, the last one first. Returns how many were, and the first one that could not be. What is not given back
-/// stays unused, which keeps the pace.
+/// Gives slots back, the last one first. Returns how many were given back, and the first one that could not be. The
+/// other slots stay unused, which keeps the pace.
 pub(super) async fn give_back(store: &dyn Store, returned: Vec<Taken>) -> (usize, Option<Micros>) {
     let cancel = |returned: Taken| async move {
         let outcome = returned.cancel(store).await;

@@ -1,5 +1,5 @@
-//! What callers that reserve leave to those that wait in order: they take turns with them, and have one slot at a time, as
-//! a caller has that waits for one slot after the other.
+//! How callers that reserve leave slots to callers that wait in order: they take turns with them, and have one slot
+//! at a time, like a caller that waits for one slot after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,14 @@ use crate::shaper::ReserveError;
 use crate::store::{Asker, NextTurn, Reserve, Reserved, Scope, Store};
 use crate::time::Micros;
 
-/// How long callers are refused without a call to the store: others may leave, and limits change.
+/// How long callers are refused without a call to the store. The time is short, since waiting callers may leave and
+/// limits may change.
 const REFUSING: Duration = Duration::from_secs(1);
 
-/// The shortest time after which a caller that was refused is to ask again.
+/// The shortest time after which a caller that was refused should ask again.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// The part of those who reserve in the queue of turns of a downstream.
+/// The part of the reserving callers in the queue of turns of a downstream.
 #[derive(Debug)]
 pub(super) struct Yielding {
     turns: TurnTaking,
@@ -40,7 +41,7 @@ impl Yielding {
         Self { turns, settings: Arc::clone(settings), refusal: None }
     }
 
-    /// Whether these settings pace as those that it was created under.
+    /// Whether these settings have the pace of those under which it was created.
     pub(super) fn is_under(&self, settings: &Arc<Settings>) -> bool {
         Arc::ptr_eq(&self.settings, settings) || self.settings.paces_like(settings)
     }

@@ -18,7 +18,7 @@ const MOST_DECODINGS: usize = 3;
 pub(super) struct Base {
     /// The URL without user information, query and fragment.
     url: Url,
-    /// What the query of every request begins with. It may be a secret, and is never shown.
+    /// The beginning of the query of every request. It may be a secret, and is never shown.
     query: Option<Fixed>,
 }
 

@@ -10,14 +10,15 @@ use super::pool::Aging;
 use super::{SECOND, chain};
 use crate::sink::{Closing, MAX_ANSWER};
 
-/// The most bytes that are read of a body that is no success, for a reply or to reuse the connection.
+/// The most bytes that are read of the body of an answer that is no success, for a reply or to reuse the connection.
 pub(super) const MAX_BODY: usize = MAX_ANSWER;
 
-/// How long reading a body that nobody needs may take, where it is no success; beyond that a new connection is cheaper.
+/// How long reading a body that nobody needs may take, if the answer is no success. After that a new connection is
+/// cheaper.
 pub(super) const LONGEST_DRAIN: std::time::Duration = SECOND;
 
-/// How long a body that has come waits to be decoded. Without it a rule does not see what the answer says, so this is long;
-/// the work that the bodies before it can be is bounded.
+/// How long a body that has come waits to be decoded. This is long, because without the body a rule cannot decide.
+/// The work of decoding the bodies before it is bounded.
 const LONGEST_DECODING: std::time::Duration = SECOND.saturating_mul(30);
 
 /// An answer whose head has arrived.
@@ -32,7 +33,7 @@ pub(super) struct Answer {
 /// What was read of a body.
 #[derive(Debug)]
 pub(super) struct Read {
-    /// Its beginning, as far as it was to be kept.
+    /// Its beginning, as far as the caller wanted to keep it.
     pub(super) start: Bytes,
     pub(super) end: End,
 }
@@ -42,15 +43,15 @@ pub(super) struct Read {
 pub(super) enum End {
     /// The body is over.
     Whole,
-    /// No more was to be read, or not for longer.
+    /// The caller wanted no more bytes, or the time was over.
     Cut,
     /// The connection ended before the body.
     Broken(String),
 }
 
 impl Answer {
-    /// Reads the body to its end, or to that of the time-out, and keeps `most` bytes at most. When the dispatcher closes, no
-    /// more is waited for.
+    /// Reads the body to its end, or until the time-out, and keeps `most` bytes at most. When the dispatcher closes,
+    /// it stops waiting for more.
     pub(super) async fn read_on(&mut self, most: usize, closing: &Closing) -> Read {
         let is_stream = is_event_stream(self.head.headers());
         let mut start = BytesMut::new();
@@ -62,7 +63,7 @@ impl Answer {
         Read { start: start.freeze(), end }
     }
 
-    /// Reads the first 64 KiB of the body within the time-out. The status was the answer, and so a body that breaks off is
+    /// Reads the first 64 KiB of the body within the time-out. The status is the answer, so a body that breaks off is
     /// kept as far as it arrived.
     pub(super) async fn keep(&mut self) -> Read {
         let mut start = BytesMut::new();
@@ -109,10 +110,10 @@ impl Answer {
 }
 
 impl Read {
-    /// The beginning of what was meant: decoded, `most` bytes at most, if there are codings; otherwise as it is. The error
-    /// is why it could not be decoded, with what was read.
+    /// The beginning of the body, `most` bytes at most: decoded if it has codings, and otherwise as it is. The error
+    /// says why it could not be decoded, and has what was read.
     pub(super) async fn decode(&self, headers: &HeaderMap, most: usize) -> Result<Decoded, CodingError> {
-        // An answer to HEAD has the fields of a body, and none; it needs no decoder.
+        // An answer to HEAD has the header fields of a body, but no body; it needs no decoder.
         let codings = if self.start.is_empty() { Codings::default() } else { Codings::of(headers)? };
         if codings.is_empty() {
             return Ok(self.as_it_is(most));

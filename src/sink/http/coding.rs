@@ -17,12 +17,12 @@ use tokio::task::spawn_blocking;
 /// The most codings of a body.
 const MOST_CODINGS: usize = 3;
 
-/// The most bytes that a coding may make for the next one: beyond it a small body could be much work without any output.
-/// The 64 KiB that are wanted in the end take hardly more, and a block of zstd 128 KiB.
+/// The most bytes that a coding may make for the next one: beyond it a small body could be much work without any
+/// output. The 64 KiB of the result need hardly more, and a block of zstd has 128 KiB.
 const MOST_BETWEEN: u64 = 256 << 10;
 
-/// The largest window of zstd as a power of two, which RFC 8878 recommends: 8 MiB. Those of the others are smaller by
-/// their definitions, but for Brotli's 16 MiB.
+/// The largest window of zstd as a power of two, which RFC 8878 recommends: 8 MiB. The windows of the other codings
+/// are smaller by definition, except Brotli's with 16 MiB.
 const ZSTD_WINDOW: u32 = 23;
 
 /// The bodies that are decoded at one time: so the memory of all is at most some 100 MiB, if all have the largest windows.
@@ -85,12 +85,13 @@ impl Codings {
         if codings.len() > MOST_CODINGS { Err(CodingError::TooMany) } else { Ok(Self(codings)) }
     }
 
-    /// Whether there is none, so that the body is as it was meant.
+    /// Whether there is none, so that the body needs no decoding.
     pub(super) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Decodes a body, `most` bytes of it at most. One that is not whole gives what can be made of its beginning.
+    /// Decodes a body, `most` bytes of it at most. From a body that is not whole it returns what the beginning
+    /// decodes to.
     ///
     /// Cancel safe: what was begun ends by itself.
     pub(super) async fn decode(self, body: Bytes, most: usize, is_whole: bool) -> Result<Bytes, CodingError> {

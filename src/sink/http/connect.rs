@@ -18,7 +18,7 @@ use super::proxy::Proxy;
 use super::{HttpError, SECOND, chain};
 use crate::tls::{Tls, TlsOptions};
 
-/// A host that does not answer within this time counts as away; the rest of a long time-out is left for the answer.
+/// A host that does not answer within this time counts as away. The rest of a long time-out is for the answer.
 const LONGEST_CONNECT: Duration = SECOND.saturating_mul(10);
 
 /// A connection that receives nothing is probed after this time, and at the same interval from then on.
@@ -135,7 +135,7 @@ impl Connector {
         Err(Unconnected { peer: Arc::clone(peer), detail })
     }
 
-    /// Opens a connection, and notes in `peer` which host is spoken to.
+    /// Opens a connection, and records in `peer` the host that it connects to.
     async fn try_open<'a>(
         &'a self,
         peer: &mut &'a Arc<str>,

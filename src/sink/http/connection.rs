@@ -43,15 +43,15 @@ impl Connection {
         let (sender, driver) = Builder::new()
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEAD)
-            // Some old servers fold long fields over several lines, which RFC 9112 has clients unfold.
+            // Some old servers fold long fields over several lines. RFC 9112 requires clients to unfold these.
             .allow_obsolete_multiline_headers_in_responses(true)
             .handshake(io)
             .await?;
         Ok(Self { sender, driver: Some(Box::pin(driver)), upload })
     }
 
-    /// Sends a request up to the head of its answer. The error has the request in it if nothing of
-    /// it was written.
+    /// Sends a request, and waits for the head of its answer. If nothing of the request was written, the error
+    /// returns the request.
     ///
     /// Not cancel safe: a connection whose future was dropped is of no more use.
     pub(super) async fn send(

@@ -1,4 +1,4 @@
-//! Where requests go, by which proxy, and the headers that all of them have.
+//! The target of requests, their proxy, and the headers that all of them have.
 
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
@@ -21,7 +21,7 @@ const OWN: [&str; 8] = [
     "upgrade",
 ];
 
-/// Where requests go, and by which proxy.
+/// The target of requests, and their proxy.
 #[derive(PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) base: Base,
@@ -41,12 +41,12 @@ impl Endpoint {
         Ok(Self { base, host, authorization, proxy })
     }
 
-    /// Whether a connection to the one is as good for the other.
+    /// Whether a connection to one of the two can also serve the other.
     pub(super) fn can_share_connections(&self, other: &Self) -> bool {
         self.base.url().origin() == other.base.url().origin() && self.proxy == other.proxy
     }
 
-    /// The proxy that gets requests as they are; over https it sees a tunnel alone.
+    /// The proxy that gets whole requests; `None` for https, where a proxy only sees a tunnel.
     pub(super) fn forwarding_proxy(&self) -> Option<&Proxy> {
         self.proxy.as_ref().filter(|_| self.base.url().scheme() == "http")
     }

@@ -1,4 +1,4 @@
-//! Addresses that no request may reach, however its downstream's name resolves.
+//! Addresses that no request may reach, even if the name of its downstream resolves to them.
 
 use std::error::Error;
 use std::io;
@@ -30,8 +30,8 @@ pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
 /// connection was given up; all downstreams share these threads.
 const MOST_LOOKUPS: usize = 8;
 
-/// Removes addresses that [`is_forbidden`] from the results of a lookup. It runs on each connect, so a name that
-/// resolves otherwise between check and use gains nothing. Clones share the bound of lookups at a time.
+/// Removes addresses that [`is_forbidden`] from the results of a lookup. It runs at each connect, so it also catches
+/// a name that resolves to another address after the check of the configuration. Clones share the bound of lookups at a time.
 #[derive(Clone)]
 pub(super) struct Resolver {
     lookup: Lookup,
@@ -136,7 +136,7 @@ fn is_forbidden_v6(address: Ipv6Addr) -> bool {
         || METADATA_V6.contains(&address)
 }
 
-/// The IPv4 address that a gateway or the system makes of this one.
+/// The IPv4 address to which a gateway or the system translates this one.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let join = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
     match address.segments() {

@@ -12,18 +12,18 @@ use super::throttling::{self, Throttling};
 use crate::retry_after::{millis, reset_after};
 use crate::sink::{AnswerPolicy, AnswerRule, Meaning, RuleWait};
 
-/// The shortest wait that an answer may ask for. One that asks for none names none.
+/// The shortest wait that an answer may ask for. A wait of 0 counts as none.
 const LEAST: Duration = Duration::from_millis(10);
 
 /// The answers that say that the job is under way, where an earlier attempt at it ended without an answer.
 const UNDER_WAY: [u16; 3] = [409, 423, 425];
 
-/// An answer, as far as it is judged.
+/// The parts of an answer that decide its meaning.
 pub struct Answered<'a> {
     status: StatusCode,
     headers: &'a HeaderMap,
     body: Option<&'a [u8]>,
-    /// The body as JSON, once it is asked for; `None` if it is none.
+    /// The body as JSON, parsed at its first use; `None` if it is no JSON.
     json: OnceCell<Option<Value>>,
     /// Whether an earlier attempt at the job ended without an answer, so that this may be one to its repetition.
     repeats_unanswered: bool,
@@ -34,7 +34,7 @@ pub struct Answered<'a> {
 pub struct Decision {
     /// What it means.
     pub is: Meaning,
-    /// How long to wait, if the answer or its rule says so: this job where it means [`Meaning::Retry`], and else all.
+    /// How long to wait, if the answer or its rule says so: this job for [`Meaning::Retry`], and otherwise all jobs.
     pub wait: Option<Duration>,
     /// Why.
     pub by: By,
@@ -88,7 +88,7 @@ impl<'a> Answered<'a> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Whether the rule matches, but for the body.
+    /// Whether the rule matches, apart from the body.
     fn head_matches(&self, rule: &AnswerRule) -> bool {
         rule.statuses.is_none_or(|statuses| statuses.contains(self.status.as_u16()))
             && rule.header.as_ref().is_none_or(|header| {
@@ -107,7 +107,7 @@ impl<'a> Answered<'a> {
         self.head_matches(rule) && body_matches()
     }
 
-    /// How long the rule has callers wait, if it says so, or the answer where it points to.
+    /// The wait of the rule, if it has one: fixed, or from the place in the answer that it names.
     fn wait(&self, rule: &AnswerRule) -> Option<Duration> {
         let date = self.text(DATE.as_str());
         match rule.wait.as_ref()? {
@@ -145,7 +145,7 @@ pub fn decide(policy: &AnswerPolicy, answer: &Answered<'_>) -> Decision {
     }
     let decision = |is, wait, by| Decision { is, wait, by };
     if policy.never.contains(code) {
-        // The job is dead, but others are to wait.
+        // The job is dead, but the other jobs must wait.
         let wait = throttling::read(status, headers).and_then(|Throttling { after }| least(after?));
         return decision(Meaning::Dead, wait, By::Never);
     }
@@ -166,7 +166,7 @@ pub fn decide(policy: &AnswerPolicy, answer: &Answered<'_>) -> Decision {
     }
 }
 
-/// A wait that is long enough to be one.
+/// The wait, at least [`LEAST`]; `None` if it is 0.
 fn least(wait: Duration) -> Option<Duration> {
     (!wait.is_zero()).then(|| wait.max(LEAST))
 }

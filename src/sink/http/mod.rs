@@ -50,7 +50,7 @@ pub use target::{ReadTarget, Target, TargetFiles, TargetTexts};
 /// only when a test advances the clock (`warm::pass`), and never because the machine stood still.
 const SECOND: Duration = Duration::from_secs(if cfg!(test) { 1000 } else { 1 });
 
-/// What requests say that they come from.
+/// The `User-Agent` of requests.
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("paced/", env!("CARGO_PKG_VERSION")));
 
 /// The longest time-out, which can be added to any instant.
@@ -66,7 +66,7 @@ const MAX_ERROR: usize = 200;
 /// cloned: share it by reference.
 pub struct HttpSink {
     target: Target,
-    /// Whose token every request has.
+    /// The client whose token every request has.
     tokens: Option<OAuth2Client>,
     timeout: Duration,
     keep_response: bool,
@@ -88,7 +88,7 @@ impl HttpSink {
         Self::with(options, guard::system)
     }
 
-    /// Sets where the base URL, the proxy and the headers of every request can be read again: for
+    /// Sets the source from which the base URL, the proxy and the headers of every request are reloaded: for
     /// [`Sink::read_secrets`], for requests that are refused (401), and for [`Target::refresh`].
     #[must_use]
     pub fn reading_again(self, files: TargetFiles) -> Self {
@@ -103,7 +103,7 @@ impl HttpSink {
         self
     }
 
-    /// Where requests go and the headers that all of them have, which may be replaced while it sends.
+    /// The target of requests, and the headers that all of them have. Both may be replaced while the sink sends.
     #[must_use]
     pub fn target(&self) -> Target {
         self.target.clone()
@@ -186,8 +186,8 @@ impl HttpSink {
         Ok(Basis { current: self.target.current(), token })
     }
 
-    /// Decides whether a refusal (401) is about the credentials alone, since they were replaced meanwhile, or should be:
-    /// the files are read now, and a token of OAuth2 is replaced.
+    /// Decides whether a refusal (401) is about the credentials alone. It is if they were replaced meanwhile, or can
+    /// be replaced now: this reads the files, and replaces a token of OAuth2.
     async fn judge_refusal(&self, outcome: Outcome, used: &Basis) -> Outcome {
         let Some(replaced) = self.replace(used).await else { return outcome };
         let (is, mut detail, status, response) = match outcome {
@@ -212,11 +212,11 @@ impl HttpSink {
         Outcome::Outdated { detail, status, replaced, is, response }
     }
 
-    /// Replaces credentials that were refused, if that can be done: returns whether there are others now, or `None` if
-    /// they are what is to be used.
+    /// Replaces credentials that were refused, if possible. Returns true if there are other credentials now, false if
+    /// no new token could be fetched, and `None` if the refused ones are the present ones.
     async fn replace(&self, used: &Basis) -> Option<bool> {
         if self.target.has_replaced(&used.current) {
-            // It says nothing of the token, which may be good where requests go now.
+            // The refusal says nothing about the token, which may be right for the new target.
             return Some(true);
         }
         if let (Some(tokens), Some(token)) = (&self.tokens, &used.token) {
@@ -231,7 +231,7 @@ impl HttpSink {
         self.target.has_replaced(&used.current).then_some(true)
     }
 
-    /// Sends the request up to the head of its answer; `None` when the last look refuses.
+    /// Sends the request, and waits for the head of its answer; `None` when the last check refuses.
     async fn exchange(
         &self,
         pool: &Pool,
@@ -306,7 +306,7 @@ impl Sink for HttpSink {
 
     fn warm(&self, soon: Soon) -> Option<BoxFuture<'static, ()>> {
         if let Some(tokens) = &self.tokens {
-            // It is asked for before a job has to wait for it.
+            // The token is requested before a job has to wait for it.
             let _ = tokens.current();
         }
         self.target.current().pool.warm(soon)

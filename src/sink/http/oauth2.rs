@@ -1,8 +1,8 @@
 //! Tokens by the grant of client credentials (RFC 6749, section 4.4), shared by all sinks of one client.
 //!
-//! A token is asked for when it is needed for the first time, and renewed in the background well before it ends; one
-//! request at a time is under way in a process for a token server, client, scopes and parameters. While none can be had, sends wait or
-//! fail as if the downstream could not be reached. Tokens are kept in memory alone, and never shown.
+//! A token is requested when it is needed for the first time, and renewed in the background well before it ends. For
+//! a token server, client, scopes and parameters a process makes one request at a time. Without a token, sends wait
+//! or fail as if the downstream could not be reached. Tokens are kept in memory alone, and never shown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,12 +29,12 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::fro
 /// The longest wait that a token server may ask for.
 const LONGEST_AFTER: Duration = Duration::from_secs(60);
 
-/// The least times between two tokens that are fetched because one was refused: at first, and at most, while each one that
-/// is fetched is refused too. What is refused for its own sake must not have tokens fetched all the time, for which all who
-/// share the client wait.
+/// The least times between two tokens that are fetched because one was refused: at first, and at most, while each one
+/// that is fetched is refused too. Jobs that the API refuses for another reason must not cause requests for tokens
+/// all the time, since all users of the client wait for these.
 const BETWEEN_REFUSALS: (Duration, Duration) = (SECOND.saturating_mul(10), SECOND.saturating_mul(160));
 
-/// How often those that wait for a token look whether they may have the old one.
+/// How often sends that wait for a token check whether they may use the old one.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A client of a token server.
@@ -49,20 +49,20 @@ pub struct OAuth2Options {
     /// Reads the secret again before each request, where it has a file. If that fails, the secret that was read last is
     /// used.
     pub read_secret: Option<ReadSecret>,
-    /// What a token is to be good for; it may be empty.
+    /// The scopes of a token; it may be empty.
     pub scopes: Vec<String>,
-    /// What else each request for a token says, by name, such as `audience`.
+    /// Further parameters of each request for a token, by name, such as `audience`.
     pub params: BTreeMap<String, String>,
     /// How the secret is shown.
     pub client_auth: ClientAuth,
     /// The time-out for one token, of at most a minute.
     pub timeout: Duration,
-    /// Whom to trust for `https`, made by [`Tls::load_for_http`]; by default the system's authorities.
+    /// The trusted authorities for `https`, made by [`Tls::load_for_http`]; by default the system's.
     pub tls: Option<Tls>,
     /// `http://[USER:PASSWORD@]HOST:PORT`, by which the token server is reached.
     pub proxy: Option<String>,
-    /// Reads the proxy again before each request, where it has a file; without a `proxy` it is not used. If it fails, the
-    /// proxy that was read last is used. There is no token while it returns what is no proxy.
+    /// Reads the proxy again before each request, where it has a file; without a `proxy` it is not used. If it fails,
+    /// the proxy that was read last is used. While it returns a text that is no proxy, there is no token.
     pub read_proxy: Option<ReadSecret>,
 }
 
@@ -76,7 +76,7 @@ pub enum ClientAuth {
     Post,
 }
 
-/// Why there is no token. It has nothing secret in it.
+/// Why there is no token. It contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum TokenError {
     #[error("the token server cannot be reached: {0}")]
@@ -132,14 +132,14 @@ struct State {
     refused: Option<(Instant, Duration)>,
 }
 
-/// What became of a token that was refused.
+/// The result of replacing a token that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replacement {
     /// There is another one.
     Done,
     /// There is no other one: the token server fails.
     Failed,
-    /// Another one was refused a moment ago, so that it would not help.
+    /// Another token was refused a moment ago, so a new one would not help.
     Useless,
 }
 
@@ -160,8 +160,8 @@ impl OAuth2Client {
         Ok(Self(Arc::new(Shared { asker, token, state, ended })))
     }
 
-    /// The token for a request, if there is one that can be used. Another one is asked for in the background when that is
-    /// due.
+    /// The token for a request, if there is one that can be used. When the next one is due, it is requested in the
+    /// background.
     pub(super) fn current(&self) -> Option<Arc<Token>> {
         let (now, token) = (Instant::now(), self.0.token());
         if token.as_ref().is_some_and(|token| !token.is_due(now)) {
@@ -184,8 +184,8 @@ impl OAuth2Client {
         self.0.asker.address().into()
     }
 
-    /// Waits for a token, for as long as it backs off, and for one request: whether the token server gives one is to be
-    /// found out. The error is for people, without any secret.
+    /// Finds out whether the token server gives a token: waits for the backoff and for one request. The error is for
+    /// people, without any secret.
     ///
     /// Cancel safe.
     pub async fn check(&self) -> Result<(), String> {
@@ -218,8 +218,8 @@ impl OAuth2Client {
         }
     }
 
-    /// Notes that a request with this token was refused, and has it replaced, unless that was done a moment ago. Requests
-    /// wait for the new one for a moment.
+    /// Records that a request with this token was refused, and replaces the token, unless that was done a moment ago.
+    /// Requests wait for the new one for a moment.
     ///
     /// Cancel safe.
     pub(super) async fn replace(&self, token: &Arc<Token>) -> Replacement {
@@ -236,7 +236,7 @@ impl OAuth2Client {
         if self.0.has_replaced(token) { Replacement::Done } else { Replacement::Failed }
     }
 
-    /// Has the token replaced, as [`OAuth2Client::replace`] does; returns whether there is another one. The error is for
+    /// Replaces the token, as [`OAuth2Client::replace`] does; returns whether there is another one. The error is for
     /// people, without any secret.
     ///
     /// Cancel safe.
@@ -263,7 +263,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the token was refused; returns false if another one was a moment ago.
+    /// Records that the token was refused; returns false if another one was refused a moment ago.
     fn give_up(&self, token: &Token, now: Instant) -> bool {
         let mut state = self.state();
         if token.is_refused() {
@@ -286,8 +286,8 @@ impl Shared {
         format!("no OAuth2 token: {error}")
     }
 
-    /// Begins a request in place of this token, unless one is under way, or was while the caller looked, or it backs off.
-    /// Returns whether one is under way.
+    /// Begins a request to replace this token, unless a request is in progress, or has replaced the token meanwhile,
+    /// or the client backs off. Returns whether a request is in progress.
     fn ask_unless_replaced(self: &Arc<Self>, token: Option<&Arc<Token>>, now: Instant) -> bool {
         let mut state = self.state();
         if state.is_asking {
@@ -299,7 +299,7 @@ impl Shared {
             _ => false,
         };
         let backs_off = state.next_ask.is_some_and(|next| now < next);
-        // Without a runtime there is nobody who could send either.
+        // Without a runtime no job can be sent either.
         if !is_same || backs_off || Handle::try_current().is_err() {
             return false;
         }
@@ -352,7 +352,7 @@ fn backoff(failures: u32, error: &TokenError, chance: f64) -> Duration {
     }
 }
 
-/// A request under way. However it ends, that is recorded.
+/// A request in progress. Its end is recorded in every case.
 struct Asking {
     shared: Arc<Shared>,
     answer: Option<Result<Token, TokenError>>,

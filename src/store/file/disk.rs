@@ -208,7 +208,7 @@ impl Disk for LockedFile {
         check_head(&self.path).map_err(io::Error::other)?;
         let (beside, file) = write_beside(&self.path, NEXT, bytes)?;
         fs::rename(&beside, &self.path)?;
-        // Its place in the new file is behind all bytes, where appending goes on.
+        // Its place in the new file is behind all bytes, where appending continues.
         self.open = Some(file);
         sync_folder(&self.path)?;
         self.lock.check()

@@ -81,7 +81,7 @@ impl Disk for SimDisk {
     }
 }
 
-/// A store whose writer goes on when the test says so.
+/// A store whose writer continues when the test says so.
 struct Bench {
     store: FileStore,
     writer: Writer,
@@ -320,7 +320,7 @@ async fn without_its_writer_a_store_fails_its_calls() {
     assert!(store.ping().await.is_err() && store.finish().await.is_err());
 }
 
-/// Nothing is released that is not kept, and once there is room it goes on.
+/// Nothing is released that is not kept, and once there is room it continues.
 #[test]
 fn a_full_disk_refuses_calls_until_there_is_room() {
     let (disk, (manual, clock)) = (SimDisk::default(), manual());

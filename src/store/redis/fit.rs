@@ -23,7 +23,7 @@ pub(super) fn evicts(memory: &str) -> Option<&str> {
     (policy.starts_with("volatile-") || policy.starts_with("allkeys-")).then_some(policy)
 }
 
-/// What a server does with its keys, as far as it reports it.
+/// How a server keeps its keys, as far as it reports that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keeping {
     /// The policy by which it may evict keys.
@@ -34,7 +34,7 @@ pub struct Keeping {
     pub failed: Option<&'static str>,
 }
 
-/// What a server does with its keys, by these sections of INFO.
+/// How a server keeps its keys, according to these sections of INFO.
 pub(super) fn keeping(memory: &str, persistence: &str) -> Keeping {
     let is_bad = |(name, _): &(&str, &str)| !matches!(field(persistence, name), "ok" | "");
     let writes = [("aof_last_write_status", "its log"), ("rdb_last_bgsave_status", "its snapshot")];
@@ -46,7 +46,7 @@ pub(super) fn keeping(memory: &str, persistence: &str) -> Keeping {
 }
 
 impl RedisStore {
-    /// What the server that serves the downstream does with its keys; `None` if the user may not ask it.
+    /// How the server of this downstream keeps its keys; `None` if the user may not ask for that.
     ///
     /// # Errors
     /// [`StoreError`] when the server is away or not suitable.

@@ -1,4 +1,4 @@
-//! What may be wrong with the files.
+//! Errors of the options of TLS and of their files.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ pub struct TlsError {
     problem: TlsProblem,
 }
 
-/// What is wrong with it, and what would be right.
+/// What is wrong with an option, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsProblem {
@@ -26,7 +26,7 @@ pub enum TlsProblem {
         "has no certificate in it; give a file in PEM format, which has a line -----BEGIN CERTIFICATE-----"
     )]
     NoCertificate,
-    /// There is a certificate in the file that is none.
+    /// A section of the file is marked as a certificate, and is none.
     #[error("has a certificate in it that cannot be parsed ({0}); export it again, in PEM format")]
     Malformed(String),
     /// There is no private key in the file.
@@ -37,7 +37,7 @@ pub enum TlsProblem {
     /// The private key is encrypted.
     #[error("has an encrypted private key in it, and paced asks for no passphrase; give the key without one")]
     EncryptedKey,
-    /// The private key is of a kind that TLS is not done with here.
+    /// The private key is of a kind that paced does not use for TLS.
     #[error("has a private key in it that cannot be used ({0}); use an RSA, ECDSA or Ed25519 key")]
     UnusableKey(String),
     /// The key is that of another certificate.

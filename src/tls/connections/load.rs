@@ -1,4 +1,4 @@
-//! Makes a TLS configuration of what is in the files.
+//! Makes TLS configurations from the files of certificates and keys.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -27,8 +27,8 @@ const SERVER_NAME: &str = "server_name";
 const CLIENT_CA_FILE: &str = "client_ca_file";
 const PINNED_FILE: &str = "pinned_file";
 
-/// The configuration of a client for these options, and when the certificate is valid that it shows, if it shows one. It
-/// blocks while it reads the files.
+/// Returns the configuration of a client for these options, and when the certificate that it shows is valid, if it
+/// shows one. Blocks while it reads the files.
 pub(super) fn client_config(
     options: &TlsOptions,
     alpn: &[&[u8]],
@@ -77,8 +77,8 @@ pub(super) fn client_config(
     Ok((config, validity))
 }
 
-/// The configuration of a server of HTTP/1.1 for these options, and when its certificate is valid, if that is known. It
-/// blocks while it reads the files.
+/// Returns the configuration of a server of HTTP/1.1 for these options, and when its certificate is valid, if that is
+/// known. Blocks while it reads the files.
 pub(super) fn server_config(
     options: &ServerTlsOptions,
 ) -> Result<(ServerConfig, Option<Validity>), TlsError> {
@@ -125,7 +125,7 @@ pub(super) fn server_name(name: &str) -> Option<ServerName<'static>> {
     ServerName::try_from(name.trim_matches(['[', ']']).to_owned()).ok()
 }
 
-/// The authorities that these certificates of a file are of.
+/// Makes a list of authorities of the certificates in this file.
 fn roots(
     key: &'static str,
     file: &Path,
@@ -175,7 +175,8 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
                 TlsProblem::EncryptedKey
             }
             pem::Error::NoItemsFound => TlsProblem::NoKey,
-            // The text of the error has nothing of the key in it but a line that should begin or end a section.
+            // The text of the error repeats no part of the key. It may repeat a line that should begin or end a
+            // section.
             pem::Error::Base64Decode(_) => TlsProblem::UnusableKey("its Base64 is malformed".to_owned()),
             _ => TlsProblem::UnusableKey("it is malformed".to_owned()),
         })
@@ -188,7 +189,7 @@ fn read(file: &Path) -> Result<Vec<u8>, TlsProblem> {
         TlsProblem::Unreadable(text.split(" (os error").next().unwrap_or_default().to_owned())
     };
     let mut text = Vec::new();
-    // A directory, and a pipe that nobody writes to, are no files with certificates.
+    // Only a regular file is read: a pipe without a writer would block.
     if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
         return Err(TlsProblem::Unreadable("it is no file".to_owned()));
     }

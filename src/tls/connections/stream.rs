@@ -46,10 +46,10 @@ impl Tls {
 
 /// A connection over TLS.
 ///
-/// In TLS 1.3 the client has done its part of the handshake before the server checks the client's certificate: what
-/// the server says about that is read later, as an error. A server that refuses a client also resets the connection, so
-/// a write may fail before that is read. The error of such a write is returned once what the server sent before
-/// is read: its reason, if it gave one.
+/// In TLS 1.3 the client has finished its part of the handshake before the server checks the client's certificate. So
+/// the client reads the server's verdict later, as an error. A server that refuses a client also resets the
+/// connection, so a write may fail before that is read. The caller gets the error of such a write only after the
+/// client has read what the server sent before: its reason, if it gave one.
 #[derive(Debug)]
 pub struct Stream<S> {
     inner: TlsStream<Transport<S>>,
@@ -121,8 +121,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         }
         let error = match self.poll_last_words(cx) {
             Poll::Ready(reason) => reason,
-            // tokio learns that a socket can be read later than a write has failed: it wakes this task then. Of a
-            // connection that is not over there may be nothing to read for long.
+            // tokio may learn that the socket can be read after the write has failed. It then wakes this task. If the
+            // connection is not over, there may be nothing to read for a long time.
             Poll::Pending if self.failed.as_ref().is_some_and(|error| is_end(error.kind())) => {
                 return Poll::Pending;
             }

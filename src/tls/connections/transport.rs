@@ -15,8 +15,8 @@ pub(super) const fn is_end(kind: io::ErrorKind) -> bool {
 /// A connection beneath TLS.
 ///
 /// A server that refuses a client sends an alert and closes the connection, which is reset if the client is still
-/// sending. A write that fails for that does not end the handshake, since the alert may not be read yet: the write
-/// counts as done, and the next read returns the alert, or else the error of the write.
+/// sending. A write that fails for this reason does not end the handshake, since the alert may not be read yet. The
+/// write counts as done, and the next read returns the alert, or else the error of the write.
 #[derive(Debug)]
 pub(super) struct Transport<S> {
     inner: S,

@@ -1,4 +1,4 @@
-//! `paced lane`: one tenant is paused, resumed and given another weight through any replica, while others go on.
+//! `paced lane`: one tenant is paused, resumed and given another weight through any replica, while others continue.
 
 use super::api::{AdminReplica, TOKEN};
 use super::*;

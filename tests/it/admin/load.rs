@@ -113,7 +113,7 @@ async fn probes_are_answered_while_64_requests_are_in_progress() {
     let site = Site::on(rabbit().await, &redis, "adminbusy", "rate = '100/s'");
     let replica = AdminReplica::with_token(&site).await;
     let to = replica.base.strip_prefix("http://").unwrap();
-    // Looks wait for a store that is frozen, changes for bodies that do not come, and streams of events go on.
+    // Looks wait for a store that is frozen, changes for bodies that do not come, and streams of events continue.
     redis.freeze();
     let change =
         format!("authorization: Bearer {TOKEN}\r\ncontent-type: application/json\r\ncontent-length: 2\r\n");

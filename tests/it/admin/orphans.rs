@@ -130,7 +130,7 @@ async fn what_a_replica_serves_is_neither_moved_nor_deleted() {
     {
         ended(&site.cli(args).await, 1, "a replica has served `old` in the last 10 s");
     }
-    // It goes on as before.
+    // It continues as before.
     publish(&site.amqp, &site.prefix, "old", Job::many("job", 5)).await;
     site.api.wait_for(5, LONG).await;
     assert_eq!(replica.metric("paced_orphans").await, 0.0);

@@ -1,4 +1,4 @@
-//! Queues without a leader: what is to go there waits, and is published once; everything else goes on.
+//! Queues without a leader: what is to go there waits, and is published once; everything else continues.
 
 use std::collections::BTreeMap;
 
@@ -311,7 +311,7 @@ async fn a_parked_job_is_published_once_however_late_its_rung_confirms() {
     site.publish(Job::many("now", 20)).await;
     replica.wait_line("does not confirm", LONG).await;
     let status = site.api.wait_for(20, LONG).await;
-    assert!(compare("now", 20, &status).is_clean(), "others go on");
+    assert!(compare("now", 20, &status).is_clean(), "others continue");
     rabbit.restart_member(&member).await;
     replica.wait_line("confirms what is published to this queue again", LONG).await;
     site.api.wait_for(31, LONG).await;

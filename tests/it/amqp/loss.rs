@@ -182,7 +182,7 @@ async fn what_is_acked_after_a_slow_cancel_is_not_delivered_again() {
     assert!(within("the end", source.next()).await.is_none());
     tokio::time::resume();
     proxy.restore();
-    assert!(held.iter().all(|delivery| delivery.ticket.is_live()), "the drain goes on");
+    assert!(held.iter().all(|delivery| delivery.ticket.is_live()), "the drain continues");
     held.into_iter().for_each(ack);
     assert!(within("the shutdown", amqp.shutdown(Duration::from_secs(30))).await);
     let (_connection, channel) = open(&rabbit.url()).await;

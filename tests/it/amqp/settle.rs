@@ -333,7 +333,7 @@ async fn a_reply_that_kills_its_channel_ends_after_three_attempts_and_hurts_nobo
                 }
                 sent = &mut other => sent,
             };
-            sent.expect("others go on");
+            sent.expect("others continue");
         }
     }
     assert!(delivery.ticket.is_live(), "the connection is not lost");

@@ -185,7 +185,7 @@ async fn a_slot_that_nobody_serves_is_reported_and_its_calls_go_on_once_it_is_se
     let master = cluster.master_of("{billing}").await;
     let other = elsewhere(&cluster, master).await;
     for node in &cluster.nodes {
-        // The slots that are served go on.
+        // The slots that are served continue.
         node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await.unwrap();
     }
     let before = store.reserve(call("billing", &limits, &[1])).await.unwrap();

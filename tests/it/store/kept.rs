@@ -1,4 +1,4 @@
-//! Records as each released version wrote them: this version goes on with them.
+//! Records as each released version wrote them: this version continues with them.
 //!
 //! `tests/vectors/records` has a file for each version, of all that a scene left in Redis, and of what was read of it then.
 //! The file of a version that is not released yet is written anew by `PACED_WRITE_RECORDS=1`; later it stays as it is.

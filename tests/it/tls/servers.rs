@@ -186,7 +186,7 @@ impl Bench {
         gate.open();
     }
 
-    /// Has the daemon go on with this rate.
+    /// Has the daemon continue with this rate.
     async fn set_rate(&self, rate: &str) {
         let count = || self.paced.log().iter().filter(|line| line.contains("configuration reloaded")).count();
         let before = count();

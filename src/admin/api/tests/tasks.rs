@@ -27,7 +27,7 @@ async fn reads_of_the_store_are_bounded() {
     }
 }
 
-/// A change goes on without the client that asked for it.
+/// A change continues without the client that asked for it.
 #[tokio::test]
 async fn a_change_is_made_though_its_request_is_given_up() {
     let bench = Bench::new();
@@ -57,7 +57,7 @@ async fn a_read_of_the_history_waits() {
     assert_eq!(begun.elapsed().as_secs(), 2, "50 a second");
 }
 
-/// Changes go on without their clients, so that their number is bounded apart from the requests.
+/// Changes continue without their clients, so that their number is bounded apart from the requests.
 #[tokio::test(start_paused = true)]
 async fn changes_in_progress_are_bounded() {
     let bench = Bench::new();

@@ -1,5 +1,5 @@
 //! Jobs that leave without a slot. The dispatcher does not ask again and again for a lane without jobs, and the lanes
-//! behind it go on.
+//! behind it continue.
 
 use super::*;
 use crate::store::TombstoneCall;

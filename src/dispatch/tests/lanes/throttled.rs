@@ -1,4 +1,4 @@
-//! The downstream throttles one tenant: the others go on.
+//! The downstream throttles one tenant: the others continue.
 
 use super::*;
 

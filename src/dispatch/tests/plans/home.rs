@@ -157,7 +157,7 @@ async fn a_job_that_was_parked_for_a_limit_asks_again_whenever_it_comes_home() {
     bench.publish_parked(on("free", message("vain")), vain.clone());
     bench.ledger.count(22).await;
     let apart = parked(&bench, "vain")[0].until.0.abs_diff(until.0);
-    assert!(apart < 1_000_000, "it is used up, and the job goes on waiting: {apart} µs");
+    assert!(apart < 1_000_000, "it is used up, and the job still waits: {apart} µs");
     // So long by other limits, or those of an earlier version of paced.
     for versions in [None, Some("1.2.3.4".to_owned())] {
         bench.publish_parked(on("free", message("other")), Stay { versions, ..vain.clone() });

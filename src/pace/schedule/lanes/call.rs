@@ -22,7 +22,7 @@ pub(crate) enum Answer {
     Refused,
 }
 
-/// A job of the call in hand.
+/// A job that the current call offers.
 #[derive(Debug)]
 pub(super) struct Offered {
     lane: usize,
@@ -52,7 +52,7 @@ impl Lanes {
         (slots + slots.div_ceil(4) + 8).saturating_mul(self.asking.growth).min(MAX_BATCH)
     }
 
-    /// Whether the call in hand offers a job of this lane.
+    /// Whether the current call offers a job of this lane.
     pub(crate) fn is_offered(&self, lane: LaneId) -> bool {
         self.index(lane.row()).is_some_and(|lane| self.all[lane].offered > 0)
     }
@@ -93,7 +93,7 @@ impl Lanes {
         None
     }
 
-    /// Records that a job of this lane and cost is part of the call in hand.
+    /// Records that a job of this lane and cost is part of the current call.
     pub(crate) fn offer<W: Waiter>(&mut self, turn: &Turn, cost: u32, backlog: &Backlog<W>) {
         let charge = self.classes.charge(turn, cost, &mut self.asking.spare);
         self.turn += 1;
@@ -186,17 +186,17 @@ impl Lanes {
         }
     }
 
-    /// Records that all jobs of the call in hand are granted, since nothing limits them.
+    /// Records that all jobs of the current call are granted, since nothing limits them.
     pub(crate) fn grant_all(&mut self) {
         self.end_with(|_| true);
     }
 
-    /// Ends the call in hand, of which nothing more is granted.
+    /// Ends the current call, of which nothing more is granted.
     pub(crate) fn end(&mut self) {
         self.end_with(|_| false);
     }
 
-    /// Ends the call in hand. It grants the jobs whose indices `is_granted` selects; lanes that wait for its states
+    /// Ends the current call. It grants the jobs whose indices `is_granted` selects; lanes that wait for its states
     /// take turns.
     fn end_with(&mut self, is_granted: impl Fn(usize) -> bool) {
         let offered = std::mem::take(&mut self.asking.offered);

@@ -1,4 +1,4 @@
-//! The downstream throttles some lanes alone.
+//! Pauses of some lanes alone, whose jobs the downstream throttles.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::Lanes;
 use crate::pace::LaneId;
 
 impl Lanes {
-    /// Whether lanes wait alone where the downstream throttles one of their jobs.
+    /// Whether lanes wait alone if the downstream throttles one of their jobs.
     pub(crate) fn pause_alone(&self) -> bool {
         !self.rules.pause_per.is_empty()
     }
@@ -33,8 +33,9 @@ impl Lanes {
         begins.then(|| Arc::clone(self.states.name(state).1))
     }
 
-    /// Begins or continues a cool-down of the lanes with these values, since one of their jobs was throttled that was sent at
-    /// `sent`. Its waits grow up to `longest`. Returns the values that wait together, if it begins.
+    /// Begins or continues a cool-down of the lanes with these values, since the downstream throttled one of their
+    /// jobs, which was sent at `sent`. The waits of the cool-down grow up to `longest`. Returns the values that wait
+    /// together, if the cool-down begins.
     pub(crate) fn cool_down(
         &mut self,
         values: &[String],
@@ -46,7 +47,8 @@ impl Lanes {
         begins.then(|| Arc::clone(self.states.name(state).1))
     }
 
-    /// Records that a job with these values was answered that was sent at `sent`, and not throttled.
+    /// Records that the downstream answered a job with these values, which was sent at `sent`, and did not throttle
+    /// it.
     pub(crate) fn answered(&mut self, values: &[String], sent: Instant) {
         if !self.states.are_any_throttled() {
             // The end of each send comes here.
@@ -75,8 +77,9 @@ impl Lanes {
         Some((name, self.states.sleeps_until(state)?))
     }
 
-    /// Makes the lanes wait whose values operators have paused since these were `paused`, and those go on whose values
-    /// were among these. All others keep what is known of their limits.
+    /// Applies a change of the values that operators have paused; `paused` are the values before. Lanes whose values
+    /// were paused since then wait, and lanes whose values were resumed continue. All other lanes keep what is known
+    /// of their limits.
     pub(super) fn follow_stops(&mut self, paused: &BTreeSet<String>) {
         let rules = Arc::clone(&self.rules);
         let has_changed = |value: &str| paused.contains(value) != rules.paused.contains(value);

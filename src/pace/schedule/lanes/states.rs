@@ -28,7 +28,7 @@ pub(super) struct States {
     wakes: BTreeSet<(Instant, usize)>,
     /// Now, and the downstream's next slot, as of the last call.
     seen: Option<(Instant, Instant)>,
-    /// The states that the call in hand offers jobs to.
+    /// The states that the current call offers jobs to.
     offered: Vec<usize>,
     /// The number of those that the downstream throttles, for which the ends of sends count.
     throttled: usize,
@@ -50,7 +50,7 @@ struct State {
     ready: u64,
     numbers: Numbers,
     asleep: Option<Sleep>,
-    /// The units that the call in hand offers to it.
+    /// The units that the current call offers to it.
     offered: u64,
     /// The lane whose next job of a cost above 1 is the last one that a call offers to it, since jobs that it could
     /// allow earlier have overtaken that job.
@@ -170,7 +170,7 @@ impl States {
         (limit, key)
     }
 
-    /// Whether no more jobs are offered to this state now: it sleeps, or the call in hand offers as many as it can
+    /// Whether no more jobs are offered to this state now: it sleeps, or the current call offers as many as it can
     /// allow.
     pub(super) fn is_blocked(&self, state: usize) -> bool {
         let State { asleep, offered, numbers, .. } = &self.all[state];
@@ -194,13 +194,13 @@ impl States {
         self.all[state].asleep.map(|sleep| sleep.until)
     }
 
-    /// The cost to the store of reading this state, if the call in hand does not read it yet.
+    /// The cost to the store of reading this state, if the current call does not read it yet.
     pub(super) fn more_weight(&self, state: usize) -> usize {
         let State { offered, numbers, .. } = &self.all[state];
         if *offered > 0 { 0 } else { numbers.weight }
     }
 
-    /// Records that the call in hand offers a job of this lane to this state.
+    /// Records that the current call offers a job of this lane to this state.
     pub(super) fn offer(&mut self, state: usize, lane: usize, cost: u32) {
         let State { offered, in_order, numbers, .. } = &mut self.all[state];
         if *offered == 0 {
@@ -226,7 +226,7 @@ impl States {
         }
     }
 
-    /// Ends the call in hand. Returns the states that it offered jobs to.
+    /// Ends the current call. Returns the states that it offered jobs to.
     pub(super) fn end_call(&mut self) -> Vec<usize> {
         for state in &self.offered {
             self.all[*state].offered = 0;
@@ -321,7 +321,7 @@ impl States {
         woken.into_iter().map(|(_, state)| state).collect()
     }
 
-    /// Wakes the state of a limit, if it sleeps. A pause goes on.
+    /// Wakes the state of a limit, if it sleeps. A pause continues.
     pub(super) fn wake_one(&mut self, state: usize) {
         if !self.is_pause(state) {
             self.end_sleep(state);

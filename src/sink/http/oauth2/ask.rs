@@ -31,7 +31,7 @@ use crate::sink::http::{HttpError, chain, throttling};
 /// The longest answer, in bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// How long a token lives of which the server does not say so.
+/// The life of a token if the server does not say how long it lives.
 const DEFAULT_LIFE: Duration = Duration::from_secs(300);
 
 /// The longest time-out.
@@ -40,12 +40,12 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
 const FORM: HeaderValue = HeaderValue::from_static("application/x-www-form-urlencoded");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// One request at a time is under way in this process for each of these: token server, client, scopes, other parameters.
+/// This process makes one request at a time for each of these: token server, client, scopes, other parameters.
 type Identity = (String, String, Vec<String>, BTreeMap<String, String>);
 type Turn = tokio::sync::Mutex<()>;
 static TURNS: Mutex<BTreeMap<Identity, Weak<Turn>>> = Mutex::new(BTreeMap::new());
 
-/// What a client asks with.
+/// The parts of a client that make its requests.
 pub(super) struct Asker {
     url: Url,
     host: HeaderValue,

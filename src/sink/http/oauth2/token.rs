@@ -1,4 +1,4 @@
-//! A token, and when it is renewed.
+//! A token, and the time of its renewal.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -17,8 +17,8 @@ const LONGEST_MARGIN: Duration = Duration::from_secs(10);
 /// The longest life, which can be added to any instant.
 const LONGEST_LIFE: Duration = Duration::from_secs(366 * 86_400);
 
-/// How long requests wait for another token once one was refused; after that they are sent with the old one, since it may
-/// be one job alone that is refused.
+/// How long requests wait for another token once one was refused; after that they are sent with the old one, since
+/// the API may refuse one job alone.
 const SUSPENSION: Duration = Duration::from_secs(1);
 
 /// A token, as the value of `Authorization`.
@@ -32,27 +32,27 @@ pub(in crate::sink::http) struct Token {
 }
 
 impl Token {
-    /// A token that was asked for at this instant, and lives for so long from then on. `chance`, from 0 to 1, decides when
-    /// it is renewed.
+    /// A token that was requested at this instant, and lives for `life` from then on. `chance`, from 0 to 1, decides
+    /// when it is renewed.
     pub(super) fn new(header: HeaderValue, asked: Instant, life: Duration, chance: f64) -> Self {
         let life = life.min(LONGEST_LIFE);
         let renew_at = asked + life.mul_f64(RENEWED_AFTER - SPREAD * chance);
         Self { header, asked, life, renew_at, refused: OnceLock::new() }
     }
 
-    /// Whether another one is to be asked for.
+    /// Whether it is time to request another token.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         now >= self.renew_at || self.is_refused()
     }
 
-    /// Whether requests may have it, while another one `is_coming` or not.
+    /// Whether requests may use it; `is_coming` says whether another token is being requested.
     pub(super) fn is_usable(&self, now: Instant, is_coming: bool) -> bool {
         let margin = (self.life / 10).min(LONGEST_MARGIN);
         let is_suspended = is_coming && self.refused.get().is_some_and(|at| now < *at + SUSPENSION);
         now < self.asked + self.life - margin && !is_suspended
     }
 
-    /// Notes that it was refused, and is to be replaced.
+    /// Records that the token was refused, so that it is replaced.
     pub(super) fn refuse(&self, now: Instant) {
         self.refused.get_or_init(|| now);
     }

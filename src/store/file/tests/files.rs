@@ -111,7 +111,7 @@ async fn files_that_are_no_stores_are_left_alone() {
     assert!(error.contains("in a directory that it may write"), "{error}");
 }
 
-/// A disk on which a write to the file is reported as it begins, and goes on once the gate is open.
+/// A disk on which a write to the file is reported as it begins, and continues once the gate is open.
 struct Gated {
     disk: SimDisk,
     begun: mpsc::Sender<()>,

@@ -266,7 +266,7 @@ end
 local kinds = {}
 
 -- The first and the last instant after which an edge of a calendar is needed that the worker has not sent. The decision
--- goes on with guessed edges, so that the last instant is about right.
+-- continues with guessed edges, so that the last instant is about right.
 local missing, missing_to = nil, nil
 
 -- Reads `count` limits from the arguments. `fence` is where states start that the store has lost.

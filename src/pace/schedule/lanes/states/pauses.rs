@@ -1,5 +1,6 @@
-//! Pauses of some lanes alone, since the downstream throttled a job of theirs. Each is a state: until a pause ends it allows
-//! nothing. In a cool-down it allows a job at a time, the probe, and nothing more until the downstream answers that.
+//! Pauses of some lanes alone, because the downstream throttled one of their jobs. Each is a state that allows
+//! nothing until the pause ends. In a cool-down the state allows one job, the probe, and nothing more until the
+//! downstream has answered that job.
 
 use std::time::Duration;
 
@@ -10,17 +11,17 @@ use super::{Name, Numbers, States};
 /// The name of pauses, which no limit has.
 const PAUSE: &str = "";
 
-/// What the keys of operators' pauses begin with; those of other pauses begin with the name of a part.
+/// The first character of the keys of operators' pauses. Keys of other pauses begin with the name of a part.
 const STOP: char = '!';
 
-/// As long as an operator's pause lasts for this replica: its end is another change of the rules.
+/// The length of an operator's pause as a state: its real end is a later change of the rules.
 const FOREVER: Duration = Duration::from_secs(366 * 86_400);
 
 /// The wait before the first probe of a cool-down.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-/// A pause that the downstream asked for. If it asks again soon after the end, the jobs of the lanes go as fast as they were
-/// answered in between.
+/// A pause that the downstream asked for. If the downstream asks again soon after the end, the jobs of the lanes are
+/// released as fast as the downstream answered them in between.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pauses {
     began: Instant,
@@ -32,21 +33,21 @@ pub(super) struct Pauses {
 }
 
 impl Pauses {
-    /// The pause of these times that follows another one.
+    /// Returns the pause of these times, which follows another one.
     fn after(before: Option<Self>, (now, until): (Instant, Instant)) -> Self {
         let before = before.filter(|before| before.counts_at(now));
         let apart = before.map(|before| (now - before.began) / before.answered.max(1));
         Self { began: now, until, answered: 0, apart }
     }
 
-    /// Whether another one that began then would follow it soon: within its length after its end.
+    /// Whether a pause that begins at `now` follows this one soon: within the length of this pause after its end.
     fn counts_at(&self, now: Instant) -> bool {
         now < self.until + (self.until - self.began)
     }
 }
 
 impl Numbers {
-    /// Those of a pause, while there is none.
+    /// The numbers of the state while there is no pause.
     pub(super) const UNLIMITED: Self = Self {
         per_call: u64::MAX,
         interval: Duration::ZERO,
@@ -56,7 +57,7 @@ impl Numbers {
         pauses: None,
     };
 
-    /// Those of a cool-down whose probes are so long apart.
+    /// The numbers of a cool-down whose probes are this far apart.
     const fn cooling(wait: Duration, until: Instant) -> Self {
         let paused_until = Some(until);
         Self { per_call: 1, interval: wait, is_plain: true, weight: 0, paused_until, pauses: None }
@@ -109,7 +110,7 @@ impl States {
         self.all[state].numbers.paused_until
     }
 
-    /// Whether a pause, or the wait before the next probe, is to last at this instant.
+    /// Whether a pause, or the wait before the next probe, still lasts at this instant.
     pub(in crate::pace::schedule::lanes) fn is_paused(&self, state: usize, at: Instant) -> bool {
         self.paused_until(state).is_some_and(|until| at < until)
     }
@@ -124,8 +125,8 @@ impl States {
         self.throttled > 0
     }
 
-    /// The time between the jobs of a state that the downstream throttles: between the probes of a cool-down, or as it was
-    /// between the last pauses, if these followed each other.
+    /// The time between the jobs of a state that the downstream throttles: the time between the probes of a
+    /// cool-down, or the time for each job between the last two pauses, if these followed each other.
     pub(in crate::pace::schedule::lanes) fn apart(&self, state: usize) -> Option<Duration> {
         let numbers = &self.all[state].numbers;
         let counts = |pauses: &Pauses| self.seen.is_none_or(|(now, _)| pauses.counts_at(now));
@@ -142,8 +143,8 @@ impl States {
         self.throttled += usize::from(numbers.are_throttled());
     }
 
-    /// Begins a pause, or prolongs it: returns whether it begins. It ends a cool-down, since the downstream says by now how long to
-    /// wait.
+    /// Begins a pause, or prolongs it: returns whether it begins. It ends a cool-down, since the downstream now says
+    /// how long to wait.
     pub(in crate::pace::schedule::lanes) fn pause(
         &mut self,
         state: usize,
@@ -160,8 +161,8 @@ impl States {
         begins
     }
 
-    /// Begins a cool-down, or doubles its wait up to `longest`: a job that was sent at `sent` was throttled. One that was sent
-    /// before says nothing new. Returns whether it begins.
+    /// Begins a cool-down, or doubles its wait up to `longest`, because a job that was sent at `sent` was throttled.
+    /// A job that was sent before the end of the last wait says nothing new. Returns whether it begins.
     pub(in crate::pace::schedule::lanes) fn cool_down(
         &mut self,
         state: usize,
@@ -178,8 +179,8 @@ impl States {
         before.is_none()
     }
 
-    /// Ends a cool-down, since a job was answered that was sent at `sent`. Returns whether it was its probe. Between pauses it
-    /// counts the job.
+    /// Ends a cool-down, since the downstream answered a job that was sent at `sent`. Returns whether that was the
+    /// probe. Between pauses it counts the job.
     pub(in crate::pace::schedule::lanes) fn answered(&mut self, state: usize, sent: Instant) -> bool {
         let is_probe = self.probes(state).is_some() && !self.is_paused(state, sent);
         if is_probe {
@@ -194,7 +195,7 @@ impl States {
         false
     }
 
-    /// Nothing is asked for earlier: no limit of the store would hold that back.
+    /// Makes sure that no slot is requested earlier: no limit of the store would hold it back.
     fn pause_until(&mut self, state: usize, until: Instant) {
         self.end_sleep(state);
         self.sleep(state, until, until);

@@ -171,7 +171,7 @@ async fn pauses_are_told_of_when_they_begin() {
     scene.now += SECOND;
     assert_eq!([(); 3].map(|()| scene.cool_down_begins("a")), [true, false, false]);
     scene.now += SECOND;
-    assert!(!scene.cool_down_begins("a"), "it goes on");
+    assert!(!scene.cool_down_begins("a"), "it continues");
     scene.now += 2 * SECOND;
     scene.answered("a");
     assert!(scene.cool_down_begins("a"), "another one");

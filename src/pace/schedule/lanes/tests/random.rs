@@ -169,7 +169,7 @@ impl Scene {
         self.settle(offered, |index| answers[index]);
     }
 
-    /// Grants all that is offered, and goes on to where something wakes, until no job is left. Returns how often.
+    /// Grants all that is offered, and continues to where something wakes, until no job is left. Returns how often.
     fn drain(&mut self) -> usize {
         for round in 0.. {
             let offered = self.offer();
