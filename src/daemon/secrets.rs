@@ -36,9 +36,10 @@ impl Secrets {
         }
     }
 
-    /// The files of each downstream.
+    /// The files of each downstream that has any. The others are left out, since each is checked every second.
     pub(super) fn watched(&self) -> impl Iterator<Item = Arc<dyn Refresh>> {
-        self.0.values().map(|target| Arc::clone(target) as Arc<dyn Refresh>)
+        let targets = self.0.values().filter(|target| target.has_files());
+        targets.map(|target| Arc::clone(target) as Arc<dyn Refresh>)
     }
 }
 

@@ -154,8 +154,9 @@ impl Exchange {
             return;
         }
         let terms = self.terms.borrow_and_update();
-        let files = terms.iter().map(|(name, terms)| (name.clone(), terms.fingerprint())).collect();
-        lock(&self.shared.known).files = files;
+        let files: BTreeMap<String, u64> =
+            terms.iter().map(|(name, terms)| (name.clone(), terms.fingerprint())).collect();
+        lock(&self.shared.known).files = Arc::new(files);
     }
 
     /// Reads the reports of the other replicas. Returns false if the store does not answer.
