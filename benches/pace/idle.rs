@@ -58,7 +58,7 @@ pub async fn run(stage: &Stage, section: &mut Section) -> Result<(), String> {
         stage.declare(queues.clone(), Kind::Classic).await?;
         stage.declare_exchanges(exchanges(&site.prefix)).await?;
         let start = measure(stage, &site, downstreams, section).await;
-        // The next measurement must not have them beside it, whatever came of this one.
+        // The next measurement must not have them beside it, also if this one has failed.
         stage.delete(queues).await?;
         starts.push(start?);
     }

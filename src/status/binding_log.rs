@@ -152,11 +152,14 @@ mod tests {
                 log.sample("limit", Some("pace"), start + step * Duration::from_millis(400));
             }
             log.sample("idle", None, start + Duration::from_millis(12_900));
+            assert!(!log.is_settled(), "it is to say that nothing waits any more");
+            log.count_until(start + 30 * SECOND);
+            log.sample("paused", None, start + 30 * SECOND);
         });
         let text = handle.render();
         let has = |line: &str| assert!(text.lines().any(|other| other == line), "{line} in {text}");
         has("paced_binding_seconds_total{downstream=\"billing\",reason=\"limit\",limit=\"pace\"} 10");
-        has("paced_binding_seconds_total{downstream=\"billing\",reason=\"idle\"} 2");
+        has("paced_binding_seconds_total{downstream=\"billing\",reason=\"idle\"} 20");
         has("paced_binding_seconds_total{downstream=\"billing\",reason=\"broker\"} 0");
     }
 }

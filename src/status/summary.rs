@@ -325,7 +325,7 @@ impl Own {
             && self.failing.is_none()
     }
 
-    /// Whether a group tells all of it.
+    /// Whether a group has all that is reported of it.
     fn can_be_grouped(&self) -> bool {
         self.is_at_rest()
             && self.releases.delivered == self.releases.released

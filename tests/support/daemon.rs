@@ -196,7 +196,7 @@ impl Paced {
     }
 
     async fn line(&self, within: Duration, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
-        // There may be thousands of lines, each of which is looked at once.
+        // There may be thousands of lines, each of which is read once.
         let mut read = 0;
         let found = poll(within, || {
             // This comes before the log is read, which then contains its last lines.
