@@ -70,12 +70,12 @@ pub(super) struct Summary {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Groups {
     #[serde(rename = "i", default)]
-    resting: Vec<Resting>,
+    resting: Vec<Group>,
 }
 
 /// Downstreams that have no jobs, and the same limits. All jobs that they had were delivered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Resting {
+struct Group {
     /// The hash of the limits in the file of the replica.
     #[serde(rename = "h", default, skip_serializing_if = "is_default")]
     file: u64,
@@ -242,14 +242,14 @@ impl Summary {
                 downstreams.insert(name.clone(), own.clone());
             }
         }
-        let resting = groups.into_iter().map(|(file, all)| Resting::new(file, &all)).collect();
+        let resting = groups.into_iter().map(|(file, all)| Group::new(file, &all)).collect();
         let (replica, asked) = (self.replica.clone(), self.asked.clone());
         (Self { replica, asked, downstreams, ..*self }, Groups { resting })
     }
 
     /// Adds the downstreams of the groups to the others.
     fn ungroup(&mut self, groups: Groups) {
-        for Resting { file, since, names, after, released } in groups.resting {
+        for Group { file, since, names, after, released } in groups.resting {
             for ((name, after), released) in names.into_iter().zip(after).zip(released) {
                 let since = since.saturating_add(after.saturating_mul(1000));
                 let binding = Bound { reason: IDLE.to_owned(), since, ..Bound::default() };
@@ -300,7 +300,7 @@ impl Summary {
     }
 }
 
-impl Resting {
+impl Group {
     /// A group of these, of which there is at least one.
     fn new(file: u64, all: &[(&String, &Own)]) -> Self {
         let since = all.iter().map(|(_, own)| own.binding.since).min().unwrap_or_default();
