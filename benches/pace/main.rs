@@ -12,6 +12,7 @@ mod figures;
 mod fleet;
 mod forecast;
 mod guarding;
+mod idle;
 mod lasting;
 mod limits;
 mod loops;
@@ -81,7 +82,7 @@ enum Scenario {
     Throughput,
     /// Resident memory, and 1 000 downstreams
     Memory,
-    /// 40 to 1 000 downstreams that four replicas share
+    /// 40 to 1 000 downstreams that four replicas share, and 10 000 of which a hundred have jobs
     Many,
     /// One replica at 5 000/s with its pace in a file, beside one with it in memory
     Lasting,

@@ -1,4 +1,4 @@
-//! Many downstreams, each of which four replicas share.
+//! Many downstreams: those that four replicas share, and those that mostly have no jobs.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use tokio::time::sleep;
 use crate::crowd::{Jobs, Replica, Stamps, Task};
 use crate::figures::{Bound, Figure, Section, Unit};
 use crate::fleet::{self, shares};
+use crate::idle;
 use crate::process;
 use crate::spread::Spread;
 use crate::stage::Stage;
@@ -43,16 +44,16 @@ const CORES: Figure = Figure::median("processors that the replicas keep busy", U
 const REDIS: Figure = Figure::median("processors that Redis keeps busy", Unit::Plain(2));
 
 pub async fn run(stage: &Stage) -> Result<Section, String> {
-    let mut section = Section::new(
-        NAME,
-        "Many downstreams, four replicas",
+    let about = format!(
         "First there are 4 processes with 40 downstreams at 5/s each. 100 jobs of each are published when \
          all are ready. The shares are those of all downstreams together, in the first half of the \
          requests, when all replicas still have jobs. Then there are 250 and 1 000 downstreams at 10/s \
          each, for 4 sets of dispatchers in the bench. Each set has its own runtime and its own connection \
          to Redis, on sources that never run out and sinks that only count. There is no broker and no \
-         HTTP. After 3 s, 12 s are counted. Redis shares the machine with the replicas.",
+         HTTP. After 3 s, 12 s are counted. Redis shares the machine with the replicas. {}",
+        idle::ABOUT
     );
+    let mut section = Section::new(NAME, "Many downstreams", &about);
     section.lines = true;
     for run in 1..=stage.runs {
         eprintln!("  many, run {run}: {DOWNSTREAMS} downstreams, daemons");
@@ -66,6 +67,7 @@ pub async fn run(stage: &Stage) -> Result<Section, String> {
         }
         section.runs = run;
     }
+    idle::run(stage, &mut section).await?;
     Ok(section)
 }
 

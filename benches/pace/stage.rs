@@ -1,9 +1,12 @@
 //! The servers, and what every scenario does with them.
 
 use std::fmt::Write as _;
+use std::future::ready;
 use std::time::Duration;
 
-use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use lapin::ExchangeKind;
+use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 
 use crate::support::client::Client;
@@ -12,6 +15,9 @@ use crate::support::prometheus::Scrape;
 use crate::support::publish::{Job, open, publish_to};
 use crate::support::servers::{Rabbit, Redis, free_port};
 use crate::support::{apart, unique};
+
+/// How many declarations or deletions are under way at a time.
+const AT_A_TIME: usize = 64;
 
 /// Private servers, which end with it.
 pub struct Stage {
@@ -54,17 +60,19 @@ impl Stage {
         Site { admin: self.admin.then(free_port), ..self.site(topic) }
     }
 
-    /// Declares a queue of its own kind.
+    /// Declares queues of this kind.
     pub async fn declare(&self, queues: Vec<String>, kind: Kind) -> Result<(), String> {
         let url = self.rabbit.url();
         let declare = async move {
             let (connection, channel) = open(&url).await;
+            let mut declared = Vec::with_capacity(queues.len());
             for queue in queues {
                 let mut arguments = FieldTable::default();
                 arguments.insert("x-queue-type".into(), AMQPValue::LongString(kind.name().into()));
                 let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-                channel.queue_declare(queue.as_str().into(), options, arguments).await?;
+                declared.push(channel.queue_declare(queue.as_str().into(), options, arguments));
             }
+            stream::iter(declared).buffered(AT_A_TIME).try_for_each(|_| ready(Ok(()))).await?;
             connection.close(200, "done".into()).await
         };
         apart(declare).await.map_err(|error| format!("a queue cannot be declared: {error}"))
@@ -75,12 +83,31 @@ impl Stage {
         let url = self.rabbit.url();
         let delete = async move {
             let (connection, channel) = open(&url).await;
+            let mut deleted = Vec::with_capacity(queues.len());
             for queue in queues {
-                channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await?;
+                deleted.push(channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()));
             }
+            stream::iter(deleted).buffered(AT_A_TIME).try_for_each(|_| ready(Ok(()))).await?;
             connection.close(200, "done".into()).await
         };
         apart(delete).await.map_err(|error| format!("a queue cannot be deleted: {error}"))
+    }
+
+    /// Declares durable exchanges, which nothing is bound to.
+    pub async fn declare_exchanges(&self, exchanges: Vec<String>) -> Result<(), String> {
+        let url = self.rabbit.url();
+        let declare = async move {
+            let (connection, channel) = open(&url).await;
+            let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+            for exchange in exchanges {
+                let arguments = FieldTable::default();
+                channel
+                    .exchange_declare(exchange.as_str().into(), ExchangeKind::Fanout, options, arguments)
+                    .await?;
+            }
+            connection.close(200, "done".into()).await
+        };
+        apart(declare).await.map_err(|error| format!("an exchange cannot be declared: {error}"))
     }
 
     /// Publishes to a queue by its name, confirmed: `count` jobs with bodies of this size.
@@ -91,12 +118,18 @@ impl Stage {
 
     /// The number of scripts that Redis has run so far.
     pub async fn script_calls(&self) -> Result<f64, String> {
+        self.calls(&["eval", "evalsha", "fcall"]).await
+    }
+
+    /// How often Redis has run these commands so far, also in scripts.
+    pub async fn calls(&self, commands: &[&str]) -> Result<f64, String> {
         let info = self.redis.command(&["INFO", "commandstats"]).await;
         let info = info.map_err(|error| format!("no INFO from Redis: {error}"))?;
         let calls = |line: &str| {
             let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(':')?;
-            let script = matches!(command, "eval" | "evalsha" | "fcall");
-            script.then(|| figures.strip_prefix("calls=")?.split(',').next()?.parse::<f64>().ok())?
+            commands
+                .contains(&command)
+                .then(|| figures.strip_prefix("calls=")?.split(',').next()?.parse::<f64>().ok())?
         };
         Ok(info.lines().filter_map(calls).sum())
     }

@@ -66,7 +66,8 @@ impl Available {
 pub(super) struct Parking {
     available: Available,
     pub(super) rungs: Arc<Rungs>,
-    orders: mpsc::UnboundedSender<Order>,
+    /// They are boxed, since the channel has room for some from the start.
+    orders: mpsc::UnboundedSender<Box<Order>>,
     /// Requests that jobs that wait for the limit come home, except those that were parked under these versions of
     /// it.
     pub(super) unpark: watch::Sender<Option<String>>,
@@ -163,13 +164,13 @@ impl Parking {
     ) -> impl Future<Output = Parked> + Send + use<> {
         let (done, result) = oneshot::channel();
         // Without a worker the ticket is dropped, which gives its message back.
-        let _ = self.orders.send(Order { ticket, stay, done });
+        let _ = self.orders.send(Box::new(Order { ticket, stay, done }));
         async move { result.await.unwrap_or(Parked::Lost) }
     }
 }
 
 impl Parker {
-    async fn run(self, available: Available, mut orders: mpsc::UnboundedReceiver<Order>) {
+    async fn run(self, available: Available, mut orders: mpsc::UnboundedReceiver<Box<Order>>) {
         let mut publishing = FuturesUnordered::new();
         loop {
             // A future is polled first in the order in which they were added.
@@ -177,7 +178,8 @@ impl Parker {
                 biased;
                 Some(()) = publishing.next() => {}
                 order = orders.recv() => match order {
-                    Some(order) => publishing.push(self.park(&available, order)),
+                    // The collection has room for one from the start.
+                    Some(order) => publishing.push(Box::pin(self.park(&available, *order))),
                     None => break,
                 },
             }

@@ -31,7 +31,7 @@ pub(super) type Slot = Arc<Mutex<Vec<Arc<Subscription>>>>;
 /// When dropped, it consumes no more; tickets that were handed out stay valid.
 #[derive(Debug)]
 pub struct AmqpSource {
-    arrivals: mpsc::UnboundedReceiver<Delivery>,
+    arrivals: mpsc::UnboundedReceiver<Box<Delivery>>,
     /// The window in force; 0 while it is paused.
     window: watch::Sender<u16>,
     /// The window that the dispatcher wants while it is not paused.
@@ -60,7 +60,7 @@ impl Source for AmqpSource {
             let delivery = self.arrivals.recv().await?;
             // A message of a lost connection is delivered again over the next one.
             if delivery.ticket.is_live() {
-                return Some(delivery);
+                return Some(*delivery);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The state of the connections and consumers, for queries from outside.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
@@ -50,6 +50,13 @@ impl Status {
     /// queues of replies.
     pub fn unconfirmed(&self) -> Vec<String> {
         self.targets.iter().flat_map(Targets::late).collect()
+    }
+
+    /// The names of the downstreams that are not consumed now.
+    pub fn unattached(&self) -> BTreeSet<String> {
+        let attached = lock(&self.attached);
+        let unattached = attached.iter().filter(|(_, attached)| !*attached.borrow());
+        unattached.map(|(name, _)| name.clone()).collect()
     }
 
     /// The names of the downstreams that there are now, in order, and whether each is consumed.

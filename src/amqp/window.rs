@@ -93,6 +93,11 @@ impl Sizes {
         *self.returned.entry(body).or_default() += 1;
     }
 
+    /// Whether any message has come.
+    pub(super) const fn has_seen(&self) -> bool {
+        self.seen > 0
+    }
+
     const fn measure(&mut self, bytes: u64) {
         self.mean = if self.seen == 0 {
             bytes.saturating_mul(16)

@@ -96,7 +96,7 @@ impl Loaded {
     /// A warning about a key, in the form of [`Loaded::warnings`].
     pub fn warning(&self, key: &str, problem: &str) -> String {
         let entry = self.entries.iter().find(|entry| entry.path() == key);
-        let origin = entry.map_or("default", |entry| entry.origin.as_str());
+        let origin = entry.map_or("default", |entry| &*entry.origin);
         crate::text::escaped(&format!("{origin}: {key}: warning: {problem}")).into_owned()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use figment::Figment;
 use figment::value::{Dict, Num, Value};
@@ -199,7 +200,8 @@ impl<'v> Reader<'v> {
             None if table.is_void => return,
             None => "default".to_owned(),
         };
-        let (table, name) = (table.path().to_owned(), join("", key.name));
+        let [table, name, value, origin] =
+            [table.path(), &join("", key.name), &value, &origin].map(|text| self.paths.texts.shared(text));
         self.entries.push(Entry { table, key: name, value, origin, secret: None, change: key.change });
     }
 
@@ -207,7 +209,7 @@ impl<'v> Reader<'v> {
     pub fn note_secret(&mut self, table: &Table<'v>, key: &Key, secret: &Secret, found: Option<&Found<'v>>) {
         self.note(table, key, quote(&secret.to_string()), found);
         if let Some(entry) = self.entries.last_mut().filter(|_| found.is_some() || !table.is_void) {
-            entry.secret = Some(secret.clone());
+            entry.secret = Some(Arc::new(secret.clone()));
         }
     }
 

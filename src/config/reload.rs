@@ -68,7 +68,7 @@ impl Reload {
             None => _ = settings.remove(name),
         }
         let (table, below) = (format!("downstreams.{name}"), format!("downstreams.{name}."));
-        let is_of_it = |entry: &&Entry| entry.table == table || entry.table.starts_with(&below);
+        let is_of_it = |entry: &&Entry| *entry.table == *table || entry.table.starts_with(&below);
         self.loaded.entries.retain(|entry| !is_of_it(&entry));
         self.loaded.entries.extend(before.entries.iter().filter(is_of_it).cloned());
         self.changed.retain(|key| !key.starts_with(&below));

@@ -33,7 +33,7 @@ pub fn show_json(loaded: &Loaded) -> impl Iterator<Item = serde_json::Value> {
         let value = toml::from_str::<toml::Table>(&format!("value = {}", entry.value));
         let value = value.ok().and_then(|mut table| serde_json::to_value(table.remove("value")?).ok());
         // Every entry is TOML; the text itself says more than nothing.
-        let value = value.unwrap_or_else(|| entry.value.clone().into());
-        serde_json::json!({ "key": entry.path(), "value": value, "source": entry.origin })
+        let value = value.unwrap_or_else(|| (&*entry.value).into());
+        serde_json::json!({ "key": entry.path(), "value": value, "source": &*entry.origin })
     })
 }

@@ -16,8 +16,10 @@ use crate::status::{Dispatchers, Handle};
 /// broker, the store or the API does not answer, or a limit holds all jobs.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// How long after a turn the next one is asked for.
+/// How long after a round of turns the next one begins; longer where the dispatchers are many, by this for each: a turn wakes one that
+/// has nothing to do.
 const PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_EACH: Duration = Duration::from_millis(5);
 
 /// Asks the present dispatchers for turns until `stop`, and keeps in `stuck` those that take none. A dispatcher that
 /// drains takes none, and does not count as stuck.
@@ -32,9 +34,10 @@ async fn watch_all(stuck: &Stuck, dispatchers: &Dispatchers) -> Infallible {
         // One may have been removed while it was stuck.
         stuck.retain(|name| all.contains_key(name));
         join_all(all.iter().map(|(name, dispatcher)| watch_one(stuck, name, dispatcher))).await;
+        let pause = PAUSE.max(PAUSE_EACH * u32::try_from(all.len()).unwrap_or(u32::MAX));
         // The next round asks the dispatchers that exist then.
         drop(all);
-        sleep(failpoint::interval(PAUSE)).await;
+        sleep(failpoint::interval(pause)).await;
     }
 }
 

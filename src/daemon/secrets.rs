@@ -36,9 +36,10 @@ impl Secrets {
         }
     }
 
-    /// The files of each downstream.
+    /// The files of each downstream that has any. The others are left out, since each is checked every second.
     pub(super) fn watched(&self) -> impl Iterator<Item = Arc<dyn Refresh>> {
-        self.0.values().map(|target| Arc::clone(target) as Arc<dyn Refresh>)
+        let targets = self.0.values().filter(|target| target.has_files());
+        targets.map(|target| Arc::clone(target) as Arc<dyn Refresh>)
     }
 }
 
@@ -182,6 +183,9 @@ mod tests {
         let sink = HttpSink::new(HttpOptions::new(base_url)).unwrap().reading_again(files);
         let mut secrets = Secrets::default();
         secrets.insert("billing".to_owned(), Arc::new(sink.target()));
+        let plain = HttpSink::new(HttpOptions::new(base_url)).unwrap();
+        secrets.insert("without".to_owned(), Arc::new(plain.target()));
+        assert_eq!(secrets.watched().count(), 1, "nothing of the other one may change");
         let watches: Watches = secrets.watched().collect();
         let _watch = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(watches.watch()));
         tokio::time::sleep(SECOND / 2).await;

@@ -111,14 +111,18 @@ async fn ended<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
 
 impl Worker {
     /// Runs a dispatcher's parts until the source ends and all is settled, or until its end.
-    pub(super) async fn run(mut parts: Dispatcher, source: impl Source, ends: Ends) -> Drained {
+    pub(super) fn run<S: Source>(
+        mut parts: Dispatcher,
+        source: S,
+        ends: Ends,
+    ) -> impl Future<Output = Drained> {
         let control = std::mem::take(&mut parts.control);
         let clock = Arc::clone(&parts.clock);
         let (worker, events) = Self::new(parts);
         let wakeups = worker.engine.wakeups(&*clock);
         let inputs = Inputs { ends, wakeups, events, control };
         let span = worker.engine.span();
-        worker.listen(source, inputs).instrument(span).await
+        worker.listen(source, inputs).instrument(span)
     }
 
     fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
@@ -210,7 +214,8 @@ impl Worker {
                 }
             }
         }
-        self.drain(source, inputs.events, inputs.ends.stop).await
+        // Otherwise the task would have room for a second worker from its start.
+        Box::pin(self.drain(source, inputs.events, inputs.ends.stop)).await
     }
 
     /// Does everything that is due at `now`, but for halts and reports.

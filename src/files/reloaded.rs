@@ -105,6 +105,11 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
         Arc::clone(&lock(&self.in_use).value)
     }
 
+    /// Whether there are files that may be read again.
+    pub fn has_files(&self) -> bool {
+        lock(&self.in_use).source.is_some()
+    }
+
     /// Whether the files cannot be used, so that the old value stays in use; the log has a line for that.
     pub fn is_failing(&self) -> bool {
         lock(&self.in_use).is_failing

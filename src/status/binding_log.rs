@@ -73,9 +73,7 @@ impl BindingLog {
         if self.current.0 != reason || self.current.1.as_deref() != limit {
             (self.current, self.since) = ((reason, limit.map(str::to_owned)), now);
         }
-        let seconds = now.saturating_duration_since(self.counted).as_secs();
-        self.counted += Duration::from_secs(seconds);
-        self.count(&self.current, seconds);
+        self.count_until(now);
         if now.saturating_duration_since(self.since) < failpoint::interval(LASTING)
             || self.logged == self.current
         {
@@ -83,6 +81,18 @@ impl BindingLog {
         }
         self.logged = self.current.clone();
         !LOGGED_ELSEWHERE.contains(&reason)
+    }
+
+    /// Counts the whole seconds up to `now` for what was seen last.
+    pub(super) fn count_until(&mut self, now: Instant) {
+        let seconds = now.saturating_duration_since(self.counted).as_secs();
+        self.counted += Duration::from_secs(seconds);
+        self.count(&self.current, seconds);
+    }
+
+    /// Whether the log has nothing to say as long as the same is seen.
+    pub(super) fn is_settled(&self) -> bool {
+        self.logged == self.current
     }
 
     fn count(&self, (reason, limit): &Bound, seconds: u64) {
@@ -142,11 +152,14 @@ mod tests {
                 log.sample("limit", Some("pace"), start + step * Duration::from_millis(400));
             }
             log.sample("idle", None, start + Duration::from_millis(12_900));
+            assert!(!log.is_settled(), "it is to say that nothing waits any more");
+            log.count_until(start + 30 * SECOND);
+            log.sample("paused", None, start + 30 * SECOND);
         });
         let text = handle.render();
         let has = |line: &str| assert!(text.lines().any(|other| other == line), "{line} in {text}");
         has("paced_binding_seconds_total{downstream=\"billing\",reason=\"limit\",limit=\"pace\"} 10");
-        has("paced_binding_seconds_total{downstream=\"billing\",reason=\"idle\"} 2");
+        has("paced_binding_seconds_total{downstream=\"billing\",reason=\"idle\"} 20");
         has("paced_binding_seconds_total{downstream=\"billing\",reason=\"broker\"} 0");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use paced::dispatch::{Control, Dispatcher, Peers, Totals, View};
+use paced::dispatch::{Control, Dispatcher, ParkedChange, Peers, Totals, View};
 use paced::lock::lock;
 use tokio_util::sync::CancellationToken;
 
@@ -83,11 +83,13 @@ impl Dispatchers {
         lock(&self.0).gone.keys().cloned().collect()
     }
 
-    /// The totals of the downstreams, also of those that are gone.
-    pub(crate) fn totals(&self) -> BTreeMap<String, Arc<Totals>> {
+    /// Takes what has changed among parked jobs, by downstream, also of those that are gone.
+    pub(crate) fn take_parked(&self) -> BTreeMap<String, ParkedChange> {
         let state = lock(&self.0);
-        let all = state.all.iter().map(|(name, handle)| (name, handle.view.totals()));
-        all.chain(&state.gone).map(|(name, totals)| (name.clone(), Arc::clone(totals))).collect()
+        let all = state.all.iter().map(|(name, handle)| (name, handle.view.totals())).chain(&state.gone);
+        let taken = all.map(|(name, totals)| (name, totals.take_parked()));
+        let changed = taken.filter(|(_, change)| !change.is_empty());
+        changed.map(|(name, change)| (name.clone(), change)).collect()
     }
 
     /// The totals of one downstream, also of one that is gone.
@@ -100,7 +102,7 @@ impl Dispatchers {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use paced::dispatch::{OnLimit, OnUnavailable, Options, ParkedChange, RetryPolicy, TokioClock, max_cost};
+    use paced::dispatch::{OnLimit, OnUnavailable, Options, RetryPolicy, TokioClock, max_cost};
     use paced::job::{JobLanes, ReplyRules, Rules};
     use paced::limit::{Limit, LimitSet};
     use paced::sink::http::{HttpOptions, HttpSink};
@@ -177,14 +179,15 @@ pub(super) mod tests {
         put(2);
         insert();
         put(1);
-        assert_eq!(all.totals()["a"].take_parked(), parked(8));
+        assert_eq!(all.take_parked(), [("a".to_owned(), parked(8))].into());
         put(3);
         all.forget("a");
         put(1);
-        assert_eq!(all.totals()["a"].take_parked(), parked(4), "nobody serves it");
+        assert_eq!(all.take_parked(), [("a".to_owned(), parked(4))].into(), "nobody serves it");
         put(6);
         insert();
-        assert_eq!(all.totals()["a"].take_parked(), parked(6));
+        assert_eq!(all.take_parked(), [("a".to_owned(), parked(6))].into());
+        assert!(all.take_parked().is_empty());
         assert!(all.totals_of("b").is_none());
     }
 }

@@ -157,8 +157,9 @@ impl Exchange {
             return;
         }
         let terms = self.terms.borrow_and_update();
-        let files = terms.iter().map(|(name, terms)| (name.clone(), terms.fingerprint())).collect();
-        lock(&self.shared.known).files = files;
+        let files: BTreeMap<String, u64> =
+            terms.iter().map(|(name, terms)| (name.clone(), terms.fingerprint())).collect();
+        lock(&self.shared.known).files = Arc::new(files);
     }
 
     /// Reads the reports of the other replicas. Returns false if the store does not answer.
@@ -318,12 +319,11 @@ impl Exchange {
                 let counted = known.parked.get(name);
                 counted.is_none_or(|counted| counted.at.elapsed() > failpoint::interval(COUNT_AGE))
             };
-            let all = self.shared.parts.dispatchers.totals();
-            let taken = all.into_iter().map(|(name, totals)| (name, totals.take_parked()));
-            let (moved, others): (Vec<_>, Vec<_>) = taken.partition(|(_, change)| !change.is_empty());
+            let moved = self.shared.parts.dispatchers.take_parked();
             let served = self.shared.parts.dispatchers.all();
-            let is_asked = |name: &String| asks && served.contains_key(name) && is_old(name);
-            let asked = others.into_iter().filter(|(name, _)| is_asked(name)).take(MAX_CALLS);
+            let is_asked = |name: &&String| asks && !moved.contains_key(*name) && is_old(name);
+            let asked: Vec<String> = served.keys().filter(is_asked).take(MAX_CALLS).cloned().collect();
+            let asked = asked.into_iter().map(|name| (name, ParkedChange::default()));
             moved.into_iter().chain(asked).collect()
         };
         // Once it is stopped, calls that only read are left out.

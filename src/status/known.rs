@@ -2,6 +2,7 @@
 //! of their limits.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use paced::api::state::{Binding, Downstream, Limit, Orphan, Silent};
@@ -43,7 +44,7 @@ pub(super) struct Known {
     /// Why the store does not answer, if it does not.
     pub(super) store_error: Option<String>,
     /// The hash of the limits in this replica's file, for each downstream.
-    pub(super) files: BTreeMap<String, u64>,
+    pub(super) files: Arc<BTreeMap<String, u64>>,
     pub(super) records: BTreeMap<String, Record>,
     pub(super) left: Remaining,
     pub(super) parked: BTreeMap<String, Counted>,

@@ -69,9 +69,10 @@ impl Rates {
     }
 }
 
-/// The quantiles of what was counted since, if anything was.
+/// The quantiles of what was counted since, if anything was. Where nothing was counted before, no counts stand for zeros.
 fn quantiles(before: &[u64], now: &[u64], bounds: &[f64]) -> Option<Quantiles> {
-    let counts: Vec<u64> = now.iter().zip(before).map(|(now, before)| now.saturating_sub(*before)).collect();
+    let before = before.iter().copied().chain(std::iter::repeat(0));
+    let counts: Vec<u64> = now.iter().zip(before).map(|(now, before)| now.saturating_sub(before)).collect();
     let all: u64 = counts.iter().sum();
     let of = |share| quantile(&counts, bounds, all, share);
     (all > 0).then(|| Quantiles { p50_us: of(0.5), p99_us: of(0.99) })
@@ -120,34 +121,57 @@ pub(super) struct Step {
     pub(super) failed: u64,
 }
 
-/// The last steps of one downstream.
+/// The steps that the rate of a history is made of: the end of the first one, and the last two.
+const RATED_STEPS: usize = 3;
+
+/// The last steps of one downstream. As long as nothing has happened in any, only the last few are stored: most of many
+/// downstreams may never have a job.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Steps(VecDeque<Step>);
+pub(super) struct Steps {
+    /// The number of steps before those that are stored. Nothing happened in them.
+    empty: usize,
+    stored: VecDeque<Step>,
+    /// Whether anything has happened in one of them.
+    is_used: bool,
+}
 
 impl Steps {
     /// Adds the last step.
     pub(super) fn push(&mut self, step: Step) {
-        self.0.push_back(step);
-        if self.0.len() > HISTORY_STEPS {
-            self.0.pop_front();
+        self.is_used |= step.released > 0 || step.failed > 0;
+        self.stored.push_back(step);
+        if !self.is_used && self.stored.len() > RATED_STEPS {
+            self.stored.pop_front();
+            self.empty += 1;
+        }
+        if self.empty + self.stored.len() > HISTORY_STEPS {
+            if self.empty > 0 {
+                self.empty -= 1;
+            } else {
+                self.stored.pop_front();
+            }
         }
     }
 
     /// The jobs released in each step, the oldest first.
     pub(super) fn released(&self) -> Vec<u64> {
-        self.0.iter().map(|step| step.released).collect()
+        self.each(|step| step.released)
     }
 
     /// The attempts that failed in each step, the oldest first; nothing if none did.
     pub(super) fn failed(&self) -> Vec<u64> {
-        let failed = self.0.iter().map(|step| step.failed);
-        if failed.clone().all(|failed| failed == 0) { Vec::new() } else { failed.collect() }
+        let failed = self.stored.iter().any(|step| step.failed > 0);
+        if failed { self.each(|step| step.failed) } else { Vec::new() }
+    }
+
+    fn each(&self, number: impl Fn(&Step) -> u64) -> Vec<u64> {
+        std::iter::repeat_n(0, self.empty).chain(self.stored.iter().map(number)).collect()
     }
 
     /// The jobs released a second in the last two steps, which span ten seconds; `None` if there are not as many.
     #[expect(clippy::cast_precision_loss, reason = "counts and milliseconds of some seconds")]
     pub(super) fn rate(&self) -> Option<f64> {
-        let mut last = self.0.iter().rev();
+        let mut last = self.stored.iter().rev();
         let (two, one, before) = (last.next()?, last.next()?, last.next()?);
         let (jobs, span) = (one.released.saturating_add(two.released), two.until - before.until);
         // The clock may have been set meanwhile.
@@ -259,5 +283,35 @@ mod tests {
         assert!(steps.failed().is_empty(), "none failed");
         steps.push(Step { failed: 3, ..step(200) });
         assert_eq!((steps.failed().len(), steps.failed().last()), (180, Some(&3)));
+    }
+
+    #[test]
+    fn the_steps_of_an_idle_downstream_are_all_there_and_take_no_room() {
+        let mut steps = Steps::default();
+        let step = |number: Millis, released| Step { until: number * 5_000, released, failed: 0 };
+        for number in 0..200 {
+            steps.push(step(number, 0));
+        }
+        assert_eq!((steps.released(), steps.failed()), (vec![0; 180], Vec::new()));
+        assert_eq!((steps.rate(), steps.stored.len()), (Some(0.0), RATED_STEPS));
+        for number in 200..210 {
+            steps.push(step(number, 5));
+        }
+        assert_eq!(steps.released(), [vec![0; 170], vec![5; 10]].concat());
+        assert_eq!(steps.rate(), Some(1.0));
+        for number in 210..400 {
+            steps.push(step(number, 0));
+        }
+        assert_eq!((steps.released(), steps.empty), (vec![0; 180], 0));
+    }
+
+    #[test]
+    fn what_is_counted_first_counts_as_more_than_nothing() {
+        let mut rates = Rates::default();
+        rates.sample(Instant::now(), 0, Default::default);
+        let mut counts = vec![0; LATENESS_BOUNDS.len()];
+        counts[1] = 4;
+        assert_eq!(rates.lateness(&counts), Some(Quantiles { p50_us: 15, p99_us: 20 }));
+        assert_eq!(rates.latency(&[]), None);
     }
 }

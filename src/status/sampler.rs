@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paced::api::Millis;
 use paced::api::state::{Counts, Failing, Failure, KindCount, Lane};
-use paced::dispatch::{Binding, BusyLane, Outage, Snapshot, View};
+use paced::dispatch::{Binding, BusyLane, Outage, Snapshot, Totals, View};
 use paced::lock::lock;
 use paced::metric;
 use paced::sink::MAX_EXCERPT;
@@ -19,7 +19,7 @@ use super::dispatchers::Handle;
 use super::fleet::Progress;
 use super::rates::{Rates, Step};
 use super::shared::Shared;
-use super::summary::{Bound, Own, OwnReleases, Summary};
+use super::summary::{Bound, Own, OwnReleases};
 use super::words;
 
 /// How often the dispatchers are sampled.
@@ -34,6 +34,9 @@ pub(super) const STEP: Millis = 5_000;
 const FAILURES: usize = 3;
 const DETAIL: usize = 120;
 
+/// A downstream at rest is sampled once in this number of samples, so that thousands of them cost little.
+const RESTING_SAMPLES: u32 = 10;
+
 /// How far apart the same instant by two readings of the wall clock may lie before the clock counts as set.
 const CLOCK_SET: Micros = Micros(500_000);
 
@@ -42,9 +45,14 @@ pub(super) struct Sampler {
     shared: Arc<Shared>,
     /// An instant, and the wall clock at it, so that the same instant is the same time in each state.
     anchor: (Instant, Micros),
+    /// The dispatchers that `downstreams` are of.
+    dispatchers: Arc<BTreeMap<String, Handle>>,
+    /// The hashes of the limits in this replica's file, as they were at the last sample.
+    files: Arc<BTreeMap<String, u64>>,
     downstreams: BTreeMap<String, Sampled>,
-    /// The part of each replica's releases, and of its attempts that failed, that is in the history, for each downstream.
-    progress: BTreeMap<(String, String), [Progress; 2]>,
+    /// The part of each replica's releases, and of its attempts that failed, that is in the history: by the replica and the
+    /// downstream.
+    progress: BTreeMap<String, BTreeMap<String, [Progress; 2]>>,
     samples: u64,
 }
 
@@ -52,20 +60,40 @@ struct Sampled {
     view: View,
     rates: Rates,
     log: BindingLog,
+    /// Its state at the last sample, if it was at rest then.
+    resting: Option<Resting>,
+}
+
+/// The state of a downstream that has no jobs. As long as it is the same, so is its part of the summary.
+struct Resting {
+    snapshot: Arc<Snapshot>,
+    released: u64,
+    /// The number of samples left until it is sampled again in any case.
+    samples_left: u32,
 }
 
 impl Sampler {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let anchor = (Instant::now(), wall_now());
-        let mut sampler =
-            Self { shared, anchor, downstreams: BTreeMap::new(), progress: BTreeMap::new(), samples: 0 };
+        let mut sampler = Self {
+            shared,
+            anchor,
+            dispatchers: Arc::default(),
+            files: Arc::default(),
+            downstreams: BTreeMap::new(),
+            progress: BTreeMap::new(),
+            samples: 0,
+        };
         sampler.sync(anchor.0);
         sampler
     }
 
-    /// Adopts the present list of dispatchers.
-    fn sync(&mut self, now: Instant) {
+    /// Adopts the present list of dispatchers. Returns whether it has changed.
+    fn sync(&mut self, now: Instant) -> bool {
         let dispatchers = self.shared.parts.dispatchers.all();
+        if Arc::ptr_eq(&dispatchers, &self.dispatchers) {
+            return false;
+        }
         self.downstreams.retain(|name, sampled| {
             dispatchers.get(name).is_some_and(|dispatcher| dispatcher.view.is_same(&sampled.view))
         });
@@ -74,6 +102,8 @@ impl Sampler {
                 self.downstreams.insert(name.clone(), Sampled::new(name, view, now));
             }
         }
+        self.dispatchers = dispatchers;
+        true
     }
 
     pub(super) async fn run(mut self) {
@@ -89,27 +119,40 @@ impl Sampler {
     }
 
     fn sample(&mut self, now: Instant) {
-        self.sync(now);
+        let are_others = self.sync(now);
         let wall = wall_now();
-        if (self.time(now).0 - wall.0).abs() > CLOCK_SET.0 {
+        let is_clock_set = (self.time(now).0 - wall.0).abs() > CLOCK_SET.0;
+        if is_clock_set {
             self.anchor = (now, wall);
         }
-        let attached = self.shared.parts.broker.status.downstreams();
-        let attached: BTreeMap<String, bool> = attached.into_iter().collect();
-        let mut summary = Summary::new(self.shared.parts.identity.clone(), self.millis(now));
-        summary.amqp = self.shared.parts.broker.status.lost().is_empty();
-        summary.store = lock(&self.shared.known).store_error.is_none();
-        let anchor = self.anchor;
-        let files = lock(&self.shared.known).files.clone();
-        for (name, sampled) in &mut self.downstreams {
+        let files = Arc::clone(&lock(&self.shared.known).files);
+        // Then all that the summary has of each is made anew.
+        let is_anew = is_clock_set || !Arc::ptr_eq(&files, &self.files);
+        self.files = files;
+        let status = &self.shared.parts.broker.status;
+        let (unattached, anchor) = (status.unattached(), self.anchor);
+        let mut sampled = Vec::new();
+        for (name, downstream) in &mut self.downstreams {
             // A dispatcher that is to end consumes nothing any more, and that is no fault of the broker.
-            let is_ending = self.shared.parts.dispatchers.is_ending(name);
-            let is_attached = is_ending || attached.get(name).copied().unwrap_or(true);
-            let mut own = sampled.sample(name, now, is_attached, anchor);
-            own.file = files.get(name).copied().unwrap_or_default();
-            summary.downstreams.insert(name.clone(), own);
+            let is_attached = !unattached.contains(name) || self.shared.parts.dispatchers.is_ending(name);
+            if is_anew || !is_attached || !downstream.rests(now) {
+                let mut own = downstream.sample(name, now, is_attached, anchor);
+                own.file = self.files.get(name).copied().unwrap_or_default();
+                sampled.push((name, own));
+            }
         }
-        *lock(&self.shared.own) = summary;
+        let (at, amqp) = (time(anchor, now).0 / 1000, status.lost().is_empty());
+        let store = lock(&self.shared.known).store_error.is_none();
+        {
+            let mut summary = lock(&self.shared.own);
+            (summary.at, summary.amqp, summary.store) = (at, amqp, store);
+            for (name, own) in sampled {
+                summary.downstreams.insert(name.clone(), own);
+            }
+            if are_others {
+                summary.downstreams.retain(|name, _| self.downstreams.contains_key(name));
+            }
+        }
         self.samples += 1;
         if self.samples.is_multiple_of(STEP_SAMPLES) {
             self.step(now);
@@ -124,27 +167,37 @@ impl Sampler {
         let until = self.millis(now) - STEP;
         let mut steps: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
         for summary in known.others.summaries.iter().chain([&*own]) {
+            let of_replica = self.progress.entry(summary.replica.id.clone()).or_default();
             for (name, own) in &summary.downstreams {
                 let counts = [own.releases.released, own.releases.failed];
-                let progress = self.progress.entry((summary.replica.id.clone(), name.clone()));
-                let progress =
-                    progress.or_insert_with(|| counts.map(|count| Progress::new(summary.at, count)));
+                if !of_replica.contains_key(name) {
+                    of_replica.insert(name.clone(), counts.map(|count| Progress::new(summary.at, count)));
+                }
+                let Some(progress) = of_replica.get_mut(name) else { continue };
                 let sums = steps.entry(name).or_default();
                 for ((sum, progress), count) in sums.iter_mut().zip(progress).zip(counts) {
                     *sum += progress.step(until, summary.at, count);
                 }
             }
         }
+        let downstreams = &self.downstreams;
+        history.retain(|name, _| downstreams.contains_key(name));
         for (name, [released, failed]) in steps {
-            if self.downstreams.contains_key(name) {
-                history.entry(name.to_owned()).or_default().push(Step { until, released, failed });
+            let step = Step { until, released, failed };
+            match history.get_mut(name) {
+                Some(steps) => steps.push(step),
+                None if downstreams.contains_key(name) => {
+                    history.entry(name.to_owned()).or_default().push(step);
+                }
+                None => {}
             }
         }
         let ids: Vec<&str> =
             known.others.summaries.iter().chain([&*own]).map(|summary| summary.replica.id.as_str()).collect();
-        let downstreams = &self.downstreams;
-        self.progress.retain(|(id, name), _| ids.contains(&id.as_str()) && downstreams.contains_key(name));
-        history.retain(|name, _| downstreams.contains_key(name));
+        self.progress.retain(|id, of_replica| {
+            of_replica.retain(|name, _| downstreams.contains_key(name));
+            ids.contains(&id.as_str())
+        });
         *lock(&self.shared.stepped_at) = until;
     }
 
@@ -167,13 +220,53 @@ impl Sampled {
         let snapshot = view.snapshot();
         let limits = snapshot.limits().flat_map(|(_, set)| set.iter()).map(paced::limit::Limit::name);
         let log = BindingLog::new(name, limits, now);
-        Self { view: view.clone(), rates: Rates::default(), log }
+        Self { view: view.clone(), rates: Rates::default(), log, resting: None }
+    }
+
+    /// Whether it is as it was at the last sample, when it was at rest and consumed: then its part of the summary stays as it is.
+    fn rests(&mut self, now: Instant) -> bool {
+        let Some(resting) = &mut self.resting else { return false };
+        let totals = self.view.totals();
+        let is_same = totals.released() == resting.released
+            && totals.settling() == 0
+            && Arc::ptr_eq(&self.view.snapshot(), &resting.snapshot);
+        if !is_same || resting.samples_left == 0 {
+            return false;
+        }
+        resting.samples_left -= 1;
+        self.rates.sample(now, resting.released, || spans(totals));
+        true
     }
 
     fn sample(&mut self, name: &str, now: Instant, is_attached: bool, anchor: (Instant, Micros)) -> Own {
-        let (snapshot, totals) = (self.view.snapshot(), self.view.totals());
-        self.rates.sample(now, totals.released(), || [totals.lateness(), totals.latency()]);
-        let reason = binding_log::reason(&snapshot, is_attached);
+        let snapshot = self.view.snapshot();
+        let rested = self.resting.take().is_some();
+        if rested {
+            // What binds now did not bind before.
+            self.log.count_until(now);
+        }
+        let own = self.own(&snapshot, name, now, is_attached, anchor);
+        if own.is_at_rest() && self.log.is_settled() {
+            // The first time is random, so that all of them are not sampled at once.
+            let samples_left = if rested { RESTING_SAMPLES - 1 } else { fastrand::u32(..RESTING_SAMPLES) };
+            self.resting = Some(Resting { snapshot, released: own.releases.released, samples_left });
+        }
+        own
+    }
+
+    /// Its part of the summary.
+    fn own(
+        &mut self,
+        snapshot: &Snapshot,
+        name: &str,
+        now: Instant,
+        is_attached: bool,
+        anchor: (Instant, Micros),
+    ) -> Own {
+        let totals = self.view.totals();
+        let spans = spans(totals);
+        self.rates.sample(now, totals.released(), || spans.clone());
+        let reason = binding_log::reason(snapshot, is_attached);
         let limit = snapshot.binding.limit();
         let millis = |at: Instant| time(anchor, at).0 / 1000;
         let age = snapshot.backlog.oldest.map(|oldest| time(anchor, now).since(oldest)).unwrap_or_default();
@@ -190,7 +283,7 @@ impl Sampled {
             }
         }
         Own {
-            counts: counts(&snapshot, totals.settling()),
+            counts: counts(snapshot, totals.settling()),
             binding: Bound {
                 reason: reason.to_owned(),
                 limit: limit.map(str::to_owned),
@@ -204,8 +297,8 @@ impl Sampled {
                 rate: self.rates.rate(snapshot.pace()),
                 next_slot: snapshot.next_slot.map(millis),
                 oldest: snapshot.backlog.oldest.map(|at| at.0 / 1000),
-                lateness: self.rates.lateness(&totals.lateness()),
-                latency: self.rates.latency(&totals.latency()),
+                lateness: self.rates.lateness(&spans[0]),
+                latency: self.rates.latency(&spans[1]),
             },
             failing: snapshot.outage.as_ref().map(|outage| failing(outage, millis(outage.since))),
             failures: snapshot
@@ -222,6 +315,11 @@ impl Sampled {
             file: 0,
         }
     }
+}
+
+/// How many releases there were of each lateness, and answers of each latency; nothing if there were none.
+fn spans(totals: &Totals) -> [Vec<u64>; 2] {
+    if totals.released() == 0 { Default::default() } else { [totals.lateness(), totals.latency()] }
 }
 
 fn counts(snapshot: &Snapshot, settling: usize) -> Counts {

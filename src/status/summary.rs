@@ -18,9 +18,19 @@ const LONGEST: usize = 512 * 1024;
 const ROOM_FOR_LANES: usize = 64 * 1024;
 const LANE_BYTES: usize = 100;
 
+/// From this number of downstreams on, those at rest are reported in groups: otherwise ten thousand would exceed the longest summary
+/// that a store keeps. A replica of an earlier version does not see them.
+const MANY: usize = 2_000;
+
+/// The most downstreams of such groups that are read.
+const MOST_GROUPED: usize = 50_000;
+
 /// The longest id of a replica and the longest name of its machine, in bytes.
 const MAX_ID: usize = 64;
 const MAX_HOST: usize = 255;
+
+/// The reason of a downstream without jobs.
+const IDLE: &str = "idle";
 
 /// The name and origin of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +64,32 @@ pub(super) struct Summary {
     #[serde(rename = "j", default, skip_serializing_if = "is_default")]
     pub(super) asked: Asked,
     pub(super) downstreams: BTreeMap<String, Own>,
+}
+
+/// What the text of a summary has besides its fields, if there are [`MANY`] downstreams.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Groups {
+    #[serde(rename = "i", default)]
+    resting: Vec<Group>,
+}
+
+/// Downstreams that have no jobs, and the same limits. All jobs that they had were delivered.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Group {
+    /// The hash of the limits in the file of the replica.
+    #[serde(rename = "h", default, skip_serializing_if = "is_default")]
+    file: u64,
+    /// Since when the first of them is idle.
+    #[serde(rename = "s")]
+    since: Millis,
+    #[serde(rename = "n")]
+    names: Vec<String>,
+    /// For each of them, how many seconds later it became idle.
+    #[serde(rename = "a")]
+    after: Vec<Millis>,
+    /// For each of them, how many jobs were released.
+    #[serde(rename = "r")]
+    released: Vec<u64>,
 }
 
 /// What a replica asks the others, and what it answers them.
@@ -164,6 +200,17 @@ impl Summary {
     /// Where hundreds of downstreams fail or have lanes it may be too long for the store; then it goes without the answers of
     /// their APIs and without lanes, or without failures too.
     pub(super) fn text(&self) -> String {
+        if self.downstreams.len() < MANY {
+            return self.text_of_all();
+        }
+        let (others, groups) = self.grouped();
+        let (others, groups) = (others.text_of_all(), serde_json::to_string(&groups).unwrap_or_default());
+        // Both are objects with fields, and become one.
+        let others = others.strip_suffix('}').unwrap_or_default();
+        format!("{others},{}", groups.strip_prefix('{').unwrap_or_default())
+    }
+
+    fn text_of_all(&self) -> String {
         // Strings as keys and finite numbers always have a form in JSON.
         let text = |summary: &Self| serde_json::to_string(summary).unwrap_or_default();
         let most = self.lanes_with_room();
@@ -182,6 +229,34 @@ impl Summary {
         }
         shorter.downstreams.values_mut().for_each(|own| own.failures.clear());
         text(&shorter)
+    }
+
+    /// The same without the downstreams at rest, and these in groups.
+    fn grouped(&self) -> (Self, Groups) {
+        let mut groups: BTreeMap<u64, Vec<(&String, &Own)>> = BTreeMap::new();
+        let mut downstreams = BTreeMap::new();
+        for (name, own) in &self.downstreams {
+            if own.can_be_grouped() {
+                groups.entry(own.file).or_default().push((name, own));
+            } else {
+                downstreams.insert(name.clone(), own.clone());
+            }
+        }
+        let resting = groups.into_iter().map(|(file, all)| Group::new(file, &all)).collect();
+        let (replica, asked) = (self.replica.clone(), self.asked.clone());
+        (Self { replica, asked, downstreams, ..*self }, Groups { resting })
+    }
+
+    /// Adds the downstreams of the groups to the others.
+    fn ungroup(&mut self, groups: Groups) {
+        for Group { file, since, names, after, released } in groups.resting {
+            for ((name, after), released) in names.into_iter().zip(after).zip(released) {
+                let since = since.saturating_add(after.saturating_mul(1000));
+                let binding = Bound { reason: IDLE.to_owned(), since, ..Bound::default() };
+                let releases = OwnReleases { released, delivered: released, ..OwnReleases::default() };
+                self.downstreams.entry(name).or_insert(Own { binding, releases, file, ..Own::default() });
+            }
+        }
     }
 
     /// How many lanes of each downstream there is room for.
@@ -203,7 +278,7 @@ impl Summary {
 
     /// Reads the text of any replica; `None` where its form is not known.
     pub(super) fn read(text: &str) -> Option<Self> {
-        let summary = serde_json::from_str::<Self>(text).ok()?;
+        let mut summary = serde_json::from_str::<Self>(text).ok()?;
         // Sums of the reports of others must stay numbers that have a form in JSON.
         let is_sound = summary
             .downstreams
@@ -211,11 +286,55 @@ impl Summary {
             .all(|own| own.releases.rate.is_finite() && own.releases.rate.abs() < 1e12);
         // These are written into the log.
         let is_named = summary.replica.id.len() <= MAX_ID && summary.replica.host.len() <= MAX_HOST;
-        (summary.v == VERSION && is_sound && is_named).then_some(summary)
+        if summary.v != VERSION || !is_sound || !is_named {
+            return None;
+        }
+        if text.contains(r#""i":["#) {
+            let groups = serde_json::from_str::<Groups>(text).ok()?;
+            if groups.resting.iter().map(|resting| resting.names.len()).sum::<usize>() > MOST_GROUPED {
+                return None;
+            }
+            summary.ungroup(groups);
+        }
+        Some(summary)
+    }
+}
+
+impl Group {
+    /// A group of these, of which there is at least one.
+    fn new(file: u64, all: &[(&String, &Own)]) -> Self {
+        let since = all.iter().map(|(_, own)| own.binding.since).min().unwrap_or_default();
+        Self {
+            file,
+            since,
+            names: all.iter().map(|(name, _)| (*name).clone()).collect(),
+            after: all.iter().map(|(_, own)| (own.binding.since - since) / 1000).collect(),
+            released: all.iter().map(|(_, own)| own.releases.released).collect(),
+        }
     }
 }
 
 impl Own {
+    /// Whether it has no jobs, and had none lately.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let OwnReleases { released, delivered, failed, .. } = self.releases;
+        let past = OwnReleases { released, delivered, failed, ..OwnReleases::default() };
+        self.binding.reason == IDLE
+            && self.counts == Counts::default()
+            && self.releases == past
+            && self.failing.is_none()
+    }
+
+    /// Whether a group has all that is reported of it.
+    fn can_be_grouped(&self) -> bool {
+        self.is_at_rest()
+            && self.releases.delivered == self.releases.released
+            && self.releases.failed == 0
+            && self.failures.is_empty()
+            && self.lanes.is_empty()
+            && self.store_error.is_none()
+    }
+
     /// The number of jobs that it holds and that are not being sent.
     pub(super) const fn held_up(&self) -> u64 {
         let Counts { waiting, delayed, retrying, held, .. } = self.counts;
@@ -224,115 +343,4 @@ impl Own {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_summary_is_read_as_it_was_written_and_one_of_another_form_is_left_out() {
-        let identity = Identity { id: "one".to_owned(), pid: 7, ..Identity::default() };
-        let mut summary = Summary::new(identity, 1_000);
-        let mut own = Own::default();
-        own.binding.reason = "limit".to_owned();
-        (own.releases.released, own.releases.rate) = (12, 0.5);
-        summary.downstreams.insert("billing".to_owned(), own);
-        let text = summary.text();
-        assert_eq!(Summary::read(&text), Some(summary));
-        assert!(Summary::read(&text.replace("\"v\":1", "\"v\":2")).is_none());
-        let long = "x".repeat(65);
-        assert!(Summary::read(&text.replace("\"id\":\"one\"", &format!("\"id\":\"{long}\""))).is_none());
-        assert!(Summary::read(&text.replacen('{', "{\"new\":[1],", 1)).is_some(), "a later one may say more");
-        for text in ["", "{}", "[]", "{\"v\":1}"] {
-            assert!(Summary::read(text).is_none(), "{text}");
-        }
-    }
-
-    /// Replicas of other versions of paced read it, and write such texts.
-    #[test]
-    fn a_summary_is_the_same_text() {
-        const FULL: &str = concat!(
-            r#"{"v":1,"replica":{"id":"a","host":"h","pid":1,"version":"0.1.0","started_at":2},"at":3,"#,
-            r#""amqp":true,"store":false,"downstreams":{"billing":{"#,
-            r#""c":{"waiting":1,"delayed":2,"retrying":3,"held":4,"sending":5,"settling":6},"b":"limit","l":"m","s":7,"#,
-            r#""u":8,"r":9,"d":10,"p":0.5,"n":11,"o":12,"q":{"p50_us":13,"p99_us":14},"a":{"p50_us":20,"p99_us":21},"#,
-            r#""f":{"since":15,"kind":"500","detail":"d","attempts":16,"kinds":[{"kind":"500","count":16}]},"#,
-            r#""fs":[{"at":17,"kind":"500","detail":"d","count":18,"response":"r"}],"#,
-            r#""ls":[{"name":"tenant=a","waiting":22,"oldest":23,"reason":"turn"}],"e":"away","h":19},"#,
-            r#""idle":{"b":"","s":0}}}"#,
-        );
-        let summary = Summary::read(FULL).unwrap();
-        assert_eq!(summary.downstreams["idle"], Own::default());
-        assert_eq!(summary.text(), FULL);
-        let newer = FULL.replace(r#""started_at":2}"#, r#""started_at":2,"terms":4}"#);
-        let summary = Summary::read(&newer).unwrap();
-        assert_eq!((summary.replica.terms, summary.text()), (4, newer));
-    }
-
-    #[test]
-    fn a_goodbye_is_a_summary_of_nothing() {
-        let goodbye = Summary::goodbye(Identity { id: "one".to_owned(), ..Identity::default() }, 5);
-        let text = goodbye.text();
-        assert!(
-            text.ends_with(r#""amqp":false,"store":false,"g":true,"has_ended":true,"downstreams":{}}"#),
-            "{text}"
-        );
-        assert_eq!(Summary::read(&text), Some(goodbye));
-    }
-
-    #[test]
-    fn a_long_summary_goes_without_answers_and_lanes_and_a_longer_one_without_failures() {
-        let failure = |response: &str| Failure {
-            at: 1,
-            kind: "500".to_owned(),
-            detail: "d".repeat(120),
-            count: 2,
-            response: Some(response.to_owned()),
-        };
-        let mut summary = Summary::new(Identity::default(), 0);
-        let mut add = |downstreams: std::ops::Range<u32>| {
-            for number in downstreams {
-                let lanes = vec![Lane { name: "tenant=acme".to_owned(), waiting: 1, ..Lane::default() }];
-                let own = Own { failures: vec![failure(&"x".repeat(1024)); 3], lanes, ..Own::default() };
-                summary.downstreams.insert(format!("downstream-{number}"), own);
-            }
-            let text = summary.text();
-            assert!(text.len() <= LONGEST, "{}", text.len());
-            let read = Summary::read(&text).unwrap().downstreams.remove("downstream-0").unwrap();
-            let has_answers = read.failures.iter().any(|failure| failure.response.is_some());
-            (read.failures.len(), has_answers, read.lanes.len())
-        };
-        assert_eq!(add(0..100), (3, true, 1));
-        assert_eq!(add(100..500), (3, false, 0));
-        assert_eq!(add(500..2_000), (0, false, 0));
-    }
-
-    #[test]
-    fn the_busiest_lanes_of_each_downstream_are_reported_as_long_as_there_is_room() {
-        let lane = |number: usize| Lane { name: format!("{number}{}", "x".repeat(399)), ..Lane::default() };
-        let mut summary = Summary::new(Identity::default(), 0);
-        let mut add = |downstreams: std::ops::Range<u32>| {
-            for number in downstreams {
-                let own = Own { lanes: (0..10).map(lane).collect(), ..Own::default() };
-                summary.downstreams.insert(format!("downstream-{number}"), own);
-            }
-            let text = summary.text();
-            let lanes = Summary::read(&text).unwrap().downstreams.remove("downstream-0").unwrap().lanes;
-            (lanes.len(), lanes.first().is_none_or(|first| first.name.starts_with("0x")))
-        };
-        assert_eq!(add(0..13), (10, true));
-        assert_eq!(add(13..100), (1, true));
-        assert_eq!(add(100..200), (0, true));
-        assert_eq!(summary.downstreams["downstream-0"].lanes.len(), 10, "all of its own are known here");
-    }
-
-    #[test]
-    fn an_idle_downstream_takes_few_bytes() {
-        let mut summary = Summary::new(Identity::default(), 0);
-        let empty = summary.text().len();
-        let binding = Bound { reason: "idle".to_owned(), since: 1_764_000_000_000, ..Bound::default() };
-        let own = Own { binding, file: u64::MAX, ..Own::default() };
-        for number in 0..100 {
-            summary.downstreams.insert(format!("downstream-{number:02}"), own.clone());
-        }
-        assert!((summary.text().len() - empty) / 100 < 100, "{}", summary.text().len());
-    }
-}
+mod tests;

@@ -196,10 +196,14 @@ impl Paced {
     }
 
     async fn line(&self, within: Duration, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
+        // There may be thousands of lines, each of which is read once.
+        let mut read = 0;
         let found = poll(within, || {
             // This comes before the log is read, which then contains its last lines.
             let ended = self.exited();
-            let hit = self.log.lock().iter().find(|line| wanted(line)).cloned();
+            let log = self.log.lock();
+            let hit = log[read..].iter().find(|line| wanted(line)).cloned();
+            read = log.len();
             async move { hit.map(Ok).or_else(|| ended.map(Err)) }
         });
         let why = match found.await {

@@ -19,6 +19,11 @@ use crate::amqp::supervisor::{ConnectionWatch, up};
 use crate::amqp::topology::{Names, find_queue};
 use crate::lock::lock;
 
+/// The most downstreams of which wait queues that were missing are checked also while nobody reads lengths. Each such check uses up
+/// the number of a channel, of which the connection has two thousand; with ten thousand downstreams it would be replaced every few
+/// minutes.
+const FEW: usize = 250;
+
 /// A queue that is checked.
 #[derive(Debug)]
 struct Queue {
@@ -92,11 +97,15 @@ impl Queues {
         }
     }
 
-    async fn check(&mut self, probe: &mut Probe<'_>) -> Result<Option<Depth>, Error> {
+    /// Checks the queues that are due. Those of jobs that wait for a limit are left out if `all` is false and the first one is not
+    /// known to be there.
+    async fn check(&mut self, probe: &mut Probe<'_>, all: bool) -> Result<Option<Depth>, Error> {
         self.jobs.check(probe).await?;
         self.home.check(probe).await?;
         self.dead.check(probe).await?;
-        for wait in &mut self.waits {
+        let are_there = self.waits.first().is_some_and(|wait| wait.queue.length.get().is_some());
+        let checked = if all || are_there { self.waits.len() } else { 0 };
+        for wait in &mut self.waits[..checked] {
             wait.queue.check(probe).await?;
             if wait.queue.length.get().is_none() {
                 break;
@@ -229,19 +238,23 @@ impl Sweeper {
     /// # Errors
     /// The connection cannot be used.
     async fn sweep(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
+        let are_few = self.downstreams.len() <= FEW;
         for queues in self.downstreams.values_mut() {
+            let mut checks_waits = are_few;
             {
                 let mut seen = lock(&self.depths.0.seen);
+                checks_waits |= seen.is_watched(Instant::now());
                 if seen.outdated.remove(&queues.downstream) {
                     // Letters were removed: a drop to 0 is no error, and counts at once.
                     queues.dead.length.forget();
                 }
                 if seen.declared.remove(&queues.downstream) {
                     queues.waits.iter_mut().for_each(|wait| wait.queue.length.declared());
+                    checks_waits = true;
                 }
             }
             let began = Instant::now();
-            let mut depth = queues.check(probe).await?;
+            let mut depth = queues.check(probe, checks_waits).await?;
             queues.gauges.show(depth);
             let mut seen = lock(&self.depths.0.seen);
             if let Some(depth) = &mut depth

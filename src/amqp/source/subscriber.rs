@@ -65,7 +65,8 @@ pub(super) enum Queue {
 pub(in crate::amqp) struct Subscriber {
     pub(super) queue: Queue,
     pub(super) settlement: Arc<Settlement>,
-    pub(super) arrivals: mpsc::UnboundedSender<Delivery>,
+    /// They are boxed, since the channel has room for some from the start.
+    pub(super) arrivals: mpsc::UnboundedSender<Box<Delivery>>,
     /// The number of messages that the dispatcher wants unsettled at most; 0 stands for a pause.
     pub(super) window: watch::Receiver<u16>,
     pub(super) sizes: Sizes,
@@ -171,7 +172,8 @@ impl Subscriber {
             }
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
-                attached = self.attach(&mut trouble, &mut without) => attached,
+                // It is large, and soon over.
+                attached = Box::pin(self.attach(&mut trouble, &mut without)) => attached,
             };
             let wait = match attached {
                 Ok(Attempt::Over) => return,
@@ -182,7 +184,7 @@ impl Subscriber {
                     let since = Instant::now();
                     match self.pump(*feeds, (consumer, consuming), without.take()).await {
                         End::Closed => return,
-                        End::Lost(reason) => self.give_back(&mut trouble, reason).await,
+                        End::Lost(reason) => Box::pin(self.give_back(&mut trouble, reason)).await,
                     }
                     if since.elapsed() >= STABLE {
                         backoff.reset();
@@ -362,7 +364,7 @@ impl Subscriber {
             charge: admission.arrived(length, bytes),
         };
         // If the source was dropped, nobody receives the delivery, and its ticket gives it back.
-        let _ = self.arrivals.send(Delivery { message, ticket: Box::new(ticket), stay });
+        let _ = self.arrivals.send(Box::new(Delivery { message, ticket: Box::new(ticket), stay }));
         Ok(true)
     }
 

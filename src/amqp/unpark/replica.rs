@@ -44,7 +44,8 @@ impl Unparker {
     pub(in crate::amqp) async fn run(mut self) {
         let closing = self.closing.clone();
         while let Some(Ok(())) = closing.run_until_cancelled(self.asked.changed()).await {
-            self.unpark().await;
+            // Its future is large, and there is one for each downstream.
+            Box::pin(self.unpark()).await;
         }
     }
 

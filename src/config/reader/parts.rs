@@ -1,6 +1,7 @@
 //! What a reader reads of, and what it notes of a value.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use figment::value::{Dict, Value};
 
@@ -18,19 +19,37 @@ pub struct Paths {
     pub hints: BTreeMap<String, String>,
     /// The declarations in the order in which they are read, if they are collected.
     pub declared: Option<Vec<Declared>>,
+    /// The texts of the entries.
+    pub texts: Texts,
+}
+
+/// Texts that are stored once: thousands of downstreams have the same keys and the same defaults.
+#[derive(Default)]
+pub struct Texts(HashSet<Arc<str>>);
+
+impl Texts {
+    /// The stored text.
+    pub fn shared(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(text) {
+            return Arc::clone(known);
+        }
+        let new = Arc::<str>::from(text);
+        self.0.insert(Arc::clone(&new));
+        new
+    }
 }
 
 /// A value in effect, for `config show`, without secrets.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    pub table: String,
-    pub key: String,
+    pub table: Arc<str>,
+    pub key: Arc<str>,
     /// The value as TOML.
-    pub value: String,
+    pub value: Arc<str>,
     /// The origin: `default`, `paced.toml:3:7`, `env PACED_A__B`, `--set`.
-    pub origin: String,
+    pub origin: Arc<str>,
     /// The secret that `value` masks.
-    pub secret: Option<Secret>,
+    pub secret: Option<Arc<Secret>>,
     /// The moment from which another value applies.
     pub change: Change,
 }

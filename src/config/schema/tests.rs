@@ -168,7 +168,7 @@ fn both_have_the_same_defaults() {
     };
     // The keys of a client have their defaults where there is a client.
     let loaded = bench.read(&with("downstreams.billing.http.oauth2.client_id", "\"paced\"")).unwrap();
-    let defaults = loaded.entries.iter().filter(|entry| entry.origin == "default");
+    let defaults = loaded.entries.iter().filter(|entry| &*entry.origin == "default");
     let expected: BTreeMap<String, Value> =
         defaults.map(|entry| (entry.path(), json(&entry.value))).collect();
     let defaults_of_schema =

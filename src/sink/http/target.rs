@@ -138,6 +138,12 @@ impl Target {
         Source { files, read, log }
     }
 
+    /// Whether any of it is read from files.
+    #[must_use]
+    pub fn has_files(&self) -> bool {
+        self.in_use.has_files()
+    }
+
     /// Whether the files cannot be used, so the old contents stay in use.
     pub fn is_failing(&self) -> bool {
         self.in_use.is_failing()

@@ -48,10 +48,18 @@ impl Subscriber {
             }
         };
         gate.share(&connection, options, downstream).await?;
+        let mut checked = None;
         if self.queue == Queue::Home {
-            *without = self.ensure_parking(&connection).await?;
+            match self.ensure_parking(&connection).await? {
+                Ok(channel) => (*without, checked) = (None, Some(channel)),
+                Err(error) => *without = Some(error),
+            }
         }
-        let channel = new_channel(&connection).await?;
+        let channel = match checked {
+            // Each channel costs the broker a while at the start.
+            Some(channel) => channel,
+            None => new_channel(&connection).await?,
+        };
         let unused = CloseUnlessUsed::new(channel.clone());
         match self.consume(&connection, &channel).await {
             Ok((feeds, consumer, consuming)) => {
@@ -79,29 +87,34 @@ impl Subscriber {
         }
     }
 
-    /// Ensures that jobs can be parked, and come back. Returns the reason if they cannot be parked: what is already
-    /// parked is still consumed.
-    async fn ensure_parking(&self, connection: &Connection) -> Result<Option<Error>, Error> {
+    /// Ensures that jobs can be parked, and come back. Returns the channel that was used for that, or the reason if they cannot
+    /// be parked: what is already parked is still consumed.
+    async fn ensure_parking(&self, connection: &Connection) -> Result<Result<Channel, Error>, Error> {
         let Settlement { options, downstream, parking, .. } = &*self.settlement;
         let ensured = async {
             let existing = &self.route.link.gate.existing;
-            loop {
+            let (channel, unused) = loop {
                 let channel = new_channel(connection).await?;
-                let ensured = ensure_home(&channel, existing, options, downstream).await;
-                close(&channel).await;
-                match ensured {
-                    Err(error) if existing.note(&error) => {}
-                    ensured => break ensured?,
+                let unused = CloseUnlessUsed::new(channel.clone());
+                match ensure_home(&channel, existing, options, downstream).await {
+                    Ok(()) => break (channel, unused),
+                    Err(error) => {
+                        close(&channel).await;
+                        if !existing.note(&error) {
+                            return Err(error);
+                        }
+                    }
                 }
-            }
+            };
             if !options.declare {
                 parking.rungs.ensure_all(&self.route.link.current, options).await?;
             }
-            Ok::<(), Error>(())
+            unused.used();
+            Ok::<Channel, Error>(channel)
         };
         match ensured.await {
-            Err(error) if error.is_final() => Ok(Some(error)),
-            ensured => ensured.map(|()| None),
+            Err(error) if error.is_final() => Ok(Err(error)),
+            ensured => ensured.map(Ok),
         }
     }
 

@@ -39,6 +39,7 @@ pub(super) struct Pump<'a> {
     freed: watch::Receiver<()>,
     /// Before this instant nothing is consumed, unless half of the window is free.
     consume_at: Instant,
+    /// It runs once a message has come.
     fill_up: Interval,
 }
 
@@ -72,10 +73,11 @@ impl<'a> Pump<'a> {
     /// Runs until the consumer ends or is closed.
     pub(super) async fn run(mut self) -> End {
         loop {
+            let had_messages = self.subscriber.sizes.has_seen();
             let event = self.event().await;
             let waited = matches!(event, Event::Waited);
             let handed_on = match event {
-                Event::Closing => return self.close().await,
+                Event::Closing => return Box::pin(self.close()).await,
                 Event::WindowChanged | Event::Waited => Ok(true),
                 Event::Item(Some(Ok(delivery))) => self.subscriber.hand_on(&self.feed, delivery),
                 Event::StoodIn(Some(Ok(delivery))) => match &self.stand_in {
@@ -92,6 +94,9 @@ impl<'a> Pump<'a> {
             let adjusted = match handed_on {
                 Ok(has_room) => {
                     self.overrun |= !has_room;
+                    if !had_messages && self.subscriber.sizes.has_seen() {
+                        self.fill_up.reset();
+                    }
                     self.adjust(waited).await
                 }
                 Err(error) => Err(error),
@@ -110,7 +115,9 @@ impl<'a> Pump<'a> {
 
     async fn event(&mut self) -> Event {
         let is_used_up = self.is_used_up();
-        let Subscriber { window, closing, .. } = &mut *self.subscriber;
+        let Subscriber { window, closing, sizes, .. } = &mut *self.subscriber;
+        // Until then it has no reason to change.
+        let fills_up = sizes.has_seen();
         let is_paused = *window.borrow() == 0;
         let is_lost = self.stand_in.as_ref().is_some_and(StandIn::is_lost);
         let stood_in = async {
@@ -128,7 +135,7 @@ impl<'a> Pump<'a> {
                 // This consumer delivers nothing more before one of its messages is settled. The sender is the
                 // account's.
                 _ = self.freed.changed(), if is_used_up => Event::WindowChanged,
-                _ = self.fill_up.tick() => Event::Waited,
+                _ = self.fill_up.tick(), if fills_up => Event::Waited,
             },
             None if !self.feed.subscription.is_live() => Event::Item(None),
             None if is_lost => Event::StoodIn(None),
@@ -153,7 +160,8 @@ impl<'a> Pump<'a> {
             self.subscriber.reports.size.store(size, Ordering::Relaxed);
         }
         if *self.subscriber.window.borrow() == 0 {
-            self.cancel().await?;
+            // Its future is large, as those below are, and few calls need them.
+            Box::pin(self.cancel()).await?;
             self.subscriber.reports.idle.send_replace(true);
             self.stand_in.iter_mut().filter(|_| gives_back != GiveBack::None).for_each(StandIn::renew);
             return Ok(());
@@ -167,7 +175,7 @@ impl<'a> Pump<'a> {
             if !self.overrun && self.step(waited).1 != Step::Cancel {
                 return Ok(());
             }
-            self.cancel().await?;
+            Box::pin(self.cancel()).await?;
             self.consume_at = Instant::now() + PAUSE_BEFORE_CUT;
         }
         // The downstream may have been paused meanwhile.
@@ -194,11 +202,11 @@ impl<'a> Pump<'a> {
             let acker = &self.feed.subscription.acker;
             acker.write_now();
             acker.another_consumer();
-            self.consumer = Some(self.subscriber.subscribe(&self.feed, prefetch).await?);
+            self.consumer = Some(Box::pin(self.subscriber.subscribe(&self.feed, prefetch)).await?);
             self.consuming = Consuming { prefetch, target };
             self.fill_up.reset();
             if let Some(stand_in) = &mut self.stand_in {
-                stand_in.end(self.subscriber).await?;
+                Box::pin(stand_in.end(self.subscriber)).await?;
             }
         }
         Ok(())
