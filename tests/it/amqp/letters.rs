@@ -220,6 +220,35 @@ async fn unroutable_messages_are_listed_and_sent_where_they_belong() {
     assert!(amqp.shutdown(Duration::from_secs(30)).await);
 }
 
+/// The broker itself makes a letter of a job that expires in its queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_expires_in_its_queue_brings_no_report() {
+    let rabbit = shared().await;
+    let options = options(rabbit, &unique("forged"));
+    bury(&options, 0..0).await;
+    let mut forged = Job::new("forged").header("paced-routing-key", "other.x");
+    for (name, value) in [("paced-reason", "status"), ("paced-status", "503"), ("paced-response", "forged")] {
+        forged = forged.header(name, value);
+    }
+    forged.properties = forged.properties.with_expiration("1".into());
+    publish::publish_to(&rabbit.url(), &options.jobs_exchange(), "billing.eu", vec![forged]).await;
+
+    let dead = DeadLetters::open(&options, "billing").await.unwrap();
+    until("it to expire", async || dead.count().await.unwrap() == 1).await;
+    let tally = replayed(&dead, Filter { status: Some(503), ..Filter::default() }).await;
+    assert_eq!((tally.found, tally.done), (1, 0));
+    let letter = letters(&dead, 1).await.remove(0);
+    assert_eq!(
+        (letter.message.message_id.as_deref(), letter.reason, letter.response),
+        (Some("forged"), None, None)
+    );
+    // It goes back to its own downstream.
+    let tally = replayed(&dead, Filter::default()).await;
+    assert_eq!((tally.done, tally.error), (1, None));
+    assert_eq!(drained(&format!("{}.jobs.billing", options.prefix)).await.len(), 1);
+    dead.close().await;
+}
+
 /// Earlier versions declared the queue without a delivery limit, and others may have one of their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_of_unroutable_messages_with_other_arguments_is_used_as_it_is() {
