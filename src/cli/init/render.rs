@@ -197,7 +197,7 @@ pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String
         (false, _) if !is_spaced => UNSPACED,
         (false, _) => MARGIN,
     };
-    let how = if is_spaced { ", evenly spaced" } else { "" };
+    let spacing = if is_spaced { ", evenly spaced" } else { "" };
     let mut text = HEAD.to_owned();
     text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
     text += &url(answers, Field::Broker, "url", beside);
@@ -213,7 +213,7 @@ pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String
     let _ = write!(
         text,
         "\n# One table for each API. Jobs for this one have the routing key `{name}`.\n[downstreams.{name}]\n\
-         # COUNT/UNIT or COUNT per N UNIT{how}.\n{rate}{more}\
+         # COUNT/UNIT or COUNT per N UNIT{spacing}.\n{rate}{more}\
          # Sends in flight, in each replica: at least what the rate releases while an answer takes.\nconcurrency = 64\n"
     );
     if answers.contains_key(&Field::Queue) {
