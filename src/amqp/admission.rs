@@ -66,7 +66,7 @@ impl Admissions {
         lock(&self.channels).insert(channel, Channel::Heads);
     }
 
-    /// A number that rises while bodies are cut. An answer of the broker may wait behind these bodies.
+    /// A number that grows while bodies are cut. An answer of the broker may wait behind these bodies.
     pub(super) fn progress(&self) -> u64 {
         self.cut.load(Ordering::Relaxed)
     }
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((first.bytes(), second.bytes(), account.is_full()), (70 * KIB, 60 * KIB, true));
         drop(second);
         assert_eq!(account.left(), 30 * KIB);
-        // However long one message is, it has its turn.
+        // One message is accepted at any length, so that long ones are not stuck for ever.
         assert!(admissions.admit(1, 5000 * KIB, false));
         drop(first);
         drop(admission.arrived(5000 * KIB, 5002 * KIB));

@@ -92,7 +92,7 @@ impl Budget {
         self.divide(&mut accounts);
     }
 
-    /// Divides half of the bytes evenly, and informs all who may hold more since.
+    /// Divides half of the bytes evenly, and notifies the accounts that may now hold more.
     fn divide(&self, accounts: &mut Vec<Weak<Account>>) {
         accounts.retain(|account| account.strong_count() > 0);
         let all: Vec<Arc<Account>> = accounts.iter().filter_map(Weak::upgrade).collect();
@@ -146,7 +146,7 @@ impl Account {
         }
     }
 
-    /// Subtracts bytes from those that are held, and notifies those who wait for them.
+    /// Subtracts bytes from those that are held, and notifies the accounts that wait for them.
     pub(super) fn free(&self, bytes: u64) {
         let (borrowed, returned) = self.remove(bytes);
         let budget = &self.budget;

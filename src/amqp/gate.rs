@@ -54,8 +54,8 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Waits for a permit, in the order of the callers. The holder of a permit has one channel at most that the
-    /// broker is busy with.
+    /// Waits for a permit, in the order of the callers. For the holder of a permit the broker is busy with one
+    /// channel at most.
     ///
     /// Cancel safe.
     pub(super) async fn enter(&self) -> Option<SemaphorePermit<'_>> {

@@ -48,7 +48,7 @@ pub struct Leftover {
 }
 
 impl Leftover {
-    /// Whether a message is in it, or may come back to it.
+    /// Whether the queue has a message, or one may come back to it.
     pub const fn is_in_use(&self) -> bool {
         self.ready > 0 || self.holders > 0
     }
@@ -108,7 +108,7 @@ impl Leftovers {
             let unbound = unbind(&channel, &queue, &exchange, &key).await;
             close(&channel).await;
             match unbound {
-                // What does not exist is bound to nothing.
+                // A queue or exchange that does not exist has no binding.
                 Ok(()) | Err(Error::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }

@@ -35,7 +35,8 @@ const THROTTLED: &str = "paced-throttled";
 const REFUSED: &str = "paced-refused";
 const UNREADABLE: &str = "paced-unreadable";
 const EXPIRATION: &str = "paced-expiration";
-/// Jobs are made of no header of a broker, so a paced that does not know this one still takes the copy for a job.
+/// Headers of brokers make no part of a job, so a version of paced that does not know this one still accepts the copy
+/// as a job.
 const VERSIONS: &str = "x-opt-paced-versions";
 
 /// The headers that a parked job has beyond its own, besides some of [`REPORT`].
@@ -138,7 +139,7 @@ pub(super) fn stay(properties: &BasicProperties) -> Option<Stay> {
     })
 }
 
-/// The versions of what a job that is parked for a limit waits for, as they were when it was parked.
+/// The versions of the limits, counts and pauses for which a job was parked, as of its parking.
 pub(super) fn versions(properties: &BasicProperties) -> Option<String> {
     header(properties, VERSIONS)
 }
@@ -230,8 +231,8 @@ pub(super) fn response(properties: &BasicProperties) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes[..excerpt_len(bytes)]).into_owned())
 }
 
-/// The routing key that a letter's job was published with, if the letter has it: from our own header, or from the
-/// broker's account of its own dead-lettering.
+/// The routing key that a letter's job was published with, if the letter has it: from paced's own header, or from the
+/// broker's record of its own dead-lettering (`x-death`).
 pub(super) fn routing_key(properties: &BasicProperties) -> Option<String> {
     header(properties, ROUTING_KEY).or_else(|| {
         let deaths = match properties.headers().as_ref()?.inner().get(DEATHS)? {

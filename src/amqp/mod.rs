@@ -244,10 +244,12 @@ impl Amqp {
         Ok(())
     }
 
-    /// Consumes a downstream no more. Its source ends; its owner has settled all messages, or they are delivered again. Waits
-    /// until the broker has processed what was settled, and closes the channels. Returns false if that is not certain.
+    /// Stops consuming a downstream. Its source ends. Messages that its owner has not settled are delivered again.
+    /// Waits until the broker has processed the settlements, and closes the channels. Returns false if that is not
+    /// certain.
     ///
-    /// Not cancel safe: without an end its channels stay open. Another downstream of this name may be added before the end.
+    /// Not cancel safe: if the future is dropped, its channels stay open. Another downstream of this name may be
+    /// added before the end.
     pub async fn remove(&self, name: &str) -> bool {
         // Before another one of its name may be added.
         self.depths.leave(name);
@@ -381,7 +383,7 @@ impl Amqp {
             self.links.stopping.cancel();
             self.links.supervisors.wait().await;
         };
-        // What is left then ends with its connection.
+        // The channels that are left then end with their connection.
         let _ = tokio::time::timeout(within, orderly).await;
         self.links.stopping.cancel();
         flushed

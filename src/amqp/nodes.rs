@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
 
-/// How long an attempt runs alone: a node that is down and does not say so must leave time for the next one. A node
+/// How long an attempt runs alone: a node that is down and sends no answer must leave time for the next one. A node
 /// that is busy answers later; then the first answer counts.
 const STAGGER: Duration = Duration::from_secs(2);
 

@@ -14,7 +14,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often it checks whether bodies are cut.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest wait, even while bodies are cut: the connection also carries those of other downstreams.
+/// The longest wait, even while bodies are cut: the connection also carries bodies of other downstreams.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// The time-out [`ANSWER`]. It stands still while bodies are cut, but ends after [`LONGEST`] in any case. From a
@@ -71,7 +71,8 @@ pub(super) async fn answer<T>(
     finish(admissions, closing, what, answer).await
 }
 
-/// Has calls to the broker, which have a time-out each, end within a [`ReadTimeout`] together. Drops them where they do not.
+/// Ends calls to the broker, each of which has its own time-out, within a [`ReadTimeout`] for all together. Drops
+/// those that do not end in time.
 pub(super) async fn finish<T>(
     admissions: &Admissions,
     closing: &CancellationToken,

@@ -84,7 +84,8 @@ impl Rungs {
         Arc::clone(lock(&self.known).entry(name.to_owned()).or_default())
     }
 
-    /// Makes these rungs be ensured again: their downstream is not served any more, and its queues may be deleted.
+    /// Makes the next use ensure these rungs again: their downstream is not served any more, and its queues may be
+    /// deleted.
     pub(super) fn forget(&self, delays: impl Iterator<Item = Delay>) {
         let mut known = lock(&self.known);
         delays.for_each(|delay| drop(known.remove(&delay.name)));
@@ -115,8 +116,8 @@ pub(super) enum Wait {
     Own(Rung),
 }
 
-/// Until when the rungs are not used, since that failed: jobs that would wait there wait on the shared rungs. And how
-/// often it failed in quick succession.
+/// Until when the rungs are not used, since a use failed: jobs that would wait there wait on the shared rungs. Also
+/// how often a use failed in quick succession.
 #[derive(Debug, Default)]
 struct Refused {
     until: Option<Instant>,

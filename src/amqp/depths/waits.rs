@@ -1,4 +1,5 @@
-//! The queues of jobs that wait for a limit: what is in one, and which downstreams have none. It has no I/O.
+//! The queues of jobs that wait for a limit: the jobs in each, and the downstreams that have no such queues. It has
+//! no I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub(super) struct MissingWaits {
 }
 
 impl MissingWaits {
-    /// Notes that a check which began at this time found none. What was declared since then counts more.
+    /// Records that a check which began at this time found none. A later declaration takes precedence.
     pub(super) fn found(&mut self, downstream: &str, at: Instant) {
         if self.declared.get(downstream).is_none_or(|declared| *declared < at) {
             let last = self.missing.entry(downstream.to_owned()).or_insert(at);
@@ -56,7 +57,7 @@ impl MissingWaits {
         self.declared.remove(downstream);
     }
 
-    /// Whether they are taken to be missing.
+    /// Whether they count as missing.
     pub(super) fn has(&self, downstream: &str, now: Instant) -> bool {
         self.missing.get(downstream).is_some_and(|at| now < *at + COUNTS_FOR)
     }

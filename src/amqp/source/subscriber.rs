@@ -81,7 +81,7 @@ pub(in crate::amqp) struct Subscriber {
 #[derive(Default)]
 pub(super) struct Known {
     /// Whether the broker refuses a consumer with a time-out of its own, as it does for a queue that is no quorum
-    /// queue. The refusal shows that where the kind of the queue cannot be found out.
+    /// queue. If the kind of the queue cannot be found out, only this refusal shows it.
     refuses_timeout: bool,
     /// The traits, once they are known. They are kept, since the broker logs an error for each query.
     traits: Mutex<Option<Traits>>,
@@ -231,7 +231,7 @@ impl Subscriber {
             return None;
         }
         if matches!(error, Error::NotFound { .. }) {
-            // If the queue exists again, it is another one.
+            // If a queue of this name exists again, it is another queue.
             (self.known.is_stream_until, *lock(&self.known.traits)) = (None, None);
         }
         if self.queue == Queue::Home && error.is_final() {

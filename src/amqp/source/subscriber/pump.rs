@@ -190,7 +190,8 @@ impl<'a> Pump<'a> {
         let (now, bound) = (Instant::now(), *self.subscriber.window.borrow());
         let (target, step) = self.step(now >= self.consume_at);
         if step == Step::Keep && now >= self.consume_at && target < bound {
-            // There is room, and nothing that comes would show that messages are shorter again.
+            // There is room again, but without a consumer nothing arrives that would show that messages have become
+            // shorter.
             self.subscriber.sizes.fade();
             self.consume_at = now + PAUSE_BEFORE_CUT;
         }
