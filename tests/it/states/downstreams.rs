@@ -101,7 +101,7 @@ impl Scene {
             }
             "lane-paused" => format!("rate = '100/s'\n{LANES}"),
             "lane-throttled" => format!("rate = '20/s'\n{LANES}\nlanes.pause_per = ['tenant']"),
-            "lane-unnamed" => format!("rate = '6/m'\nqueue.prefetch = 100\n{LANES}"),
+            "lane-unnamed" => format!("rate = '1/s'\n{LANES}"),
             "missing" => format!("rate = '100/s'\nqueue.name = '{}'", self.queue()),
             "token-server" => format!(
                 "rate = '100/s'\nhttp.oauth2 = {{ token_url = 'http://{}/token', client_id = 'paced', \
@@ -193,7 +193,7 @@ fn jobs() -> Vec<(String, Job)> {
         ("lane-limited", 5),
         ("lane-paused", 5),
         ("lane-throttled", 30),
-        ("lane-unnamed", 20),
+        ("lane-unnamed", 200),
         ("lane-unused", 2),
         ("dead", 1),
         ("unknown", 1),

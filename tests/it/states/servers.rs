@@ -6,6 +6,7 @@ use paced::{FileStore, Store as _};
 use super::*;
 use crate::support::api::{Answer, Gate, stamp};
 use crate::support::client::Client;
+use crate::support::eventually;
 use crate::support::proxy::Proxy;
 use crate::support::publish::{self, Job};
 use crate::support::servers::{Redis, rabbit};
@@ -82,6 +83,10 @@ async fn a_store_that_goes_is_shown_with_every_setting_of_on_unavailable() {
     assert_alive(&replica).await;
     redis.start().await;
     is_ready(&replica, &POLICIES).await;
+    // Calls succeed again by then.
+    let held = || site.api.arrivals().iter().filter(|arrival| arrival.id().starts_with("hold-")).count();
+    let before = held();
+    eventually("slots are granted again", LONG, || held() > before + 1).await;
 
     redis.command(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]).await.unwrap();
     publish("hold", 60).await;
