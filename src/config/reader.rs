@@ -200,8 +200,8 @@ impl<'v> Reader<'v> {
             None if table.is_void => return,
             None => "default".to_owned(),
         };
-        let [table, name, value, origin] = [table.path(), &join("", key.name), &value, &origin]
-            .map(|text| self.paths.texts.shared(text));
+        let [table, name, value, origin] =
+            [table.path(), &join("", key.name), &value, &origin].map(|text| self.paths.texts.shared(text));
         self.entries.push(Entry { table, key: name, value, origin, secret: None, change: key.change });
     }
 
