@@ -21,7 +21,6 @@ pub(super) const ATTEMPTS: &str = "paced-attempts";
 pub(super) const ROUTING_KEY: &str = "paced-routing-key";
 pub(super) const DEAD_AT: &str = "paced-dead-at";
 const RESPONSE: &str = "paced-response";
-
 /// The broker's account of its own dead-lettering.
 const DEATHS: &str = "x-death";
 
