@@ -230,23 +230,21 @@ pub(super) fn response(properties: &BasicProperties) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes[..excerpt_len(bytes)]).into_owned())
 }
 
-/// The routing key that a letter's job was published with, if the letter has it: from paced's own header, or from the
-/// broker's record of its own dead-lettering (`x-death`).
+/// The routing key that a letter's job was published with, if the letter has it: from the broker's record of its own
+/// dead-lettering (`x-death`), or from paced's header. Where there is a record, the header may be the producer's.
 pub(super) fn routing_key(properties: &BasicProperties) -> Option<String> {
-    header(properties, ROUTING_KEY).or_else(|| {
-        let deaths = match properties.headers().as_ref()?.inner().get(DEATHS)? {
-            AMQPValue::FieldArray(deaths) => deaths,
-            _ => return None,
-        };
-        // The oldest death is the last entry.
-        let AMQPValue::FieldTable(death) = deaths.as_slice().last()? else { return None };
-        let AMQPValue::FieldArray(keys) = death.inner().get("routing-keys")? else { return None };
-        match keys.as_slice().first()? {
-            AMQPValue::LongString(key) => Some(key.to_string()),
-            AMQPValue::ShortString(key) => Some(key.to_string()),
-            _ => None,
-        }
-    })
+    let Some(deaths) = properties.headers().as_ref()?.inner().get(DEATHS) else {
+        return header(properties, ROUTING_KEY);
+    };
+    let AMQPValue::FieldArray(deaths) = deaths else { return None };
+    // The newest death is the first entry. The producer may have sent the others.
+    let AMQPValue::FieldTable(death) = deaths.as_slice().first()? else { return None };
+    let AMQPValue::FieldArray(keys) = death.inner().get("routing-keys")? else { return None };
+    match keys.as_slice().first()? {
+        AMQPValue::LongString(key) => Some(key.to_string()),
+        AMQPValue::ShortString(key) => Some(key.to_string()),
+        _ => None,
+    }
 }
 
 /// The approximate size of the headers in their frame.

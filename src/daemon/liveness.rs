@@ -35,6 +35,8 @@ async fn watch_all(stuck: &Stuck, dispatchers: &Dispatchers) -> Infallible {
         stuck.retain(|name| all.contains_key(name));
         join_all(all.iter().map(|(name, dispatcher)| watch_one(stuck, name, dispatcher))).await;
         let pause = PAUSE.max(PAUSE_EACH * u32::try_from(all.len()).unwrap_or(u32::MAX));
+        // A dispatcher that runs again must not fail the probe for long.
+        let pause = if stuck.is_any() { PAUSE } else { pause };
         // The next round asks the dispatchers that exist then.
         drop(all);
         sleep(failpoint::interval(pause)).await;

@@ -240,15 +240,19 @@ impl Sampled {
 
     fn sample(&mut self, name: &str, now: Instant, is_attached: bool, anchor: (Instant, Micros)) -> Own {
         let snapshot = self.view.snapshot();
-        let rested = self.resting.take().is_some();
-        if rested {
+        let samples_left = self.resting.take().map(|resting| resting.samples_left);
+        if samples_left.is_some() {
             // What binds now did not bind before.
             self.log.count_until(now);
         }
         let own = self.own(&snapshot, name, now, is_attached, anchor);
         if own.is_at_rest() && self.log.is_settled() {
-            // The first time is random, so that all of them are not sampled at once.
-            let samples_left = if rested { RESTING_SAMPLES - 1 } else { fastrand::u32(..RESTING_SAMPLES) };
+            // The first time is random, and one that is sampled for another reason keeps its turn, so that all of them are not
+            // sampled at once.
+            let samples_left = match samples_left {
+                Some(left) => left.checked_sub(1).unwrap_or(RESTING_SAMPLES - 1),
+                None => fastrand::u32(..RESTING_SAMPLES),
+            };
             self.resting = Some(Resting { snapshot, released: own.releases.released, samples_left });
         }
         own

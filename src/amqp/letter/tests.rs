@@ -355,7 +355,7 @@ fn an_answer_makes_way_for_the_headers_of_the_job() {
 }
 
 #[test]
-fn the_routing_key_is_ours_or_else_the_brokers() {
+fn the_routing_key_is_the_brokers_or_else_ours() {
     let death = |key: &str| {
         let mut death = FieldTable::default();
         death.insert("routing-keys".into(), AMQPValue::FieldArray(FieldArray::from(vec![text(key)])));
@@ -365,9 +365,12 @@ fn the_routing_key_is_ours_or_else_the_brokers() {
     headers
         .insert("x-death".into(), AMQPValue::FieldArray(FieldArray::from(vec![death("new"), death("old")])));
     let brokers = BasicProperties::default().with_headers(headers.clone());
-    assert_eq!(routing_key(&brokers).as_deref(), Some("old"));
+    assert_eq!(routing_key(&brokers).as_deref(), Some("new"));
+    // A producer may send such a header, so it does not count beside the broker's record.
     headers.insert(ROUTING_KEY.into(), text("ours"));
-    assert_eq!(routing_key(&BasicProperties::default().with_headers(headers)).as_deref(), Some("ours"));
+    assert_eq!(routing_key(&BasicProperties::default().with_headers(headers)).as_deref(), Some("new"));
+    let ours = BasicProperties::default().with_headers(table(&[(ROUTING_KEY, "ours")]));
+    assert_eq!(routing_key(&ours).as_deref(), Some("ours"));
     assert_eq!(routing_key(&BasicProperties::default()), None);
 }
 

@@ -173,7 +173,9 @@ async fn probes_are_answered_beside_64_clients_who_ask_without_a_pause() {
                 let (mut stream, answer) = answer(stream).await;
                 let is_done = answer.starts_with("HTTP/1.1 200");
                 // On a busy machine the store may exceed its time-out. Such an answer does not count.
-                let is_late = path.ends_with("/billing") && answer.starts_with("HTTP/1.1 503");
+                let is_late = path.ends_with("/billing")
+                    && answer.starts_with("HTTP/1.1 503")
+                    && !answer.contains("retry-after");
                 assert!(is_done || is_late, "{path}: {answer}");
                 timeout(LONG, stream.read_to_end(&mut Vec::new())).await.unwrap().unwrap();
                 asked.set(asked.get() + usize::from(is_done));

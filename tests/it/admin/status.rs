@@ -138,7 +138,7 @@ async fn the_busiest_lanes_of_all_replicas_are_shown_with_what_they_wait_for() {
             .until("the jobs of both lanes at both replicas wait for their limit", |state| {
                 let lanes = state["lanes"].as_array().map_or(&[][..], Vec::as_slice);
                 let waiting: u64 = lanes.iter().filter_map(|lane| lane["waiting"].as_u64()).sum();
-                waiting >= 50 && lanes.iter().all(|lane| lane["limit"] == "lane.leaky-bucket-0")
+                waiting > 40 && lanes.iter().all(|lane| lane["limit"] == "lane.leaky-bucket-0")
             })
             .await;
         let names = [&state["lanes"][0]["name"], &state["lanes"][1]["name"]];

@@ -226,7 +226,7 @@ async fn a_job_that_expires_in_its_queue_brings_no_report() {
     let rabbit = shared().await;
     let options = options(rabbit, &unique("forged"));
     bury(&options, 0..0).await;
-    let mut forged = Job::new("forged").header("paced-routing-key", "other.x");
+    let mut forged = Job::new("forged").header("paced-routing-key", "billing.other");
     for (name, value) in [("paced-reason", "status"), ("paced-status", "503"), ("paced-response", "forged")] {
         forged = forged.header(name, value);
     }
@@ -239,8 +239,8 @@ async fn a_job_that_expires_in_its_queue_brings_no_report() {
     assert_eq!((tally.found, tally.done), (1, 0));
     let letter = letters(&dead, 1).await.remove(0);
     assert_eq!(
-        (letter.message.message_id.as_deref(), letter.reason, letter.response),
-        (Some("forged"), None, None)
+        (letter.message.message_id.as_deref(), letter.reason, letter.response, letter.routing_key.as_deref()),
+        (Some("forged"), None, None, Some("billing.eu"))
     );
     // It goes back to its own downstream.
     let tally = replayed(&dead, Filter::default()).await;
