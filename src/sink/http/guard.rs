@@ -4,16 +4,21 @@ use std::error::Error;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use std::vec;
 
+use futures_util::FutureExt as _;
+use futures_util::future::Shared;
 use hyper_util::client::legacy::connect::dns::Name;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tower_service::Service;
 use url::{Host, Url};
 
 use super::HttpError;
+use crate::lock::lock;
 
 /// Finds the addresses of a host; may block.
 pub(super) type Lookup = fn(&str) -> io::Result<Vec<SocketAddr>>;
@@ -30,17 +35,50 @@ pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
 /// connection was given up; all downstreams share these threads.
 const MOST_LOOKUPS: usize = 8;
 
-/// Removes addresses that [`is_forbidden`] from the results of a lookup. It runs at each connect, so it also catches
-/// a name that resolves to another address after the check of the configuration. Clones share the bound of lookups at a time.
+/// How long ago a lookup may have begun whose result a new connection waits for. After that it may hang, and another one may not.
+const JOINED_WITHIN: Duration = Duration::from_secs(1);
+
+/// A lookup, for all that wait for it. An error is its text.
+type Found = Shared<Pin<Box<dyn Future<Output = Result<Vec<SocketAddr>, String>> + Send>>>;
+
+/// Resolves the host of one connector, and removes addresses that [`is_forbidden`]. It does so for each connection, so it also
+/// catches a name that resolves to another address after the check of the configuration. Connections that are opened at the same
+/// time share a lookup: a slow resolver does not bound how many are opened in a second. Clones share lookups.
 #[derive(Clone)]
 pub(super) struct Resolver {
     lookup: Lookup,
     turns: Arc<Semaphore>,
+    /// The lookup that began last, and when.
+    latest: Arc<Mutex<Option<(Instant, Found)>>>,
 }
 
 impl Resolver {
     pub(super) fn new(lookup: Lookup) -> Self {
-        Self { lookup, turns: Arc::new(Semaphore::new(MOST_LOOKUPS)) }
+        Self { lookup, turns: Arc::new(Semaphore::new(MOST_LOOKUPS)), latest: Arc::default() }
+    }
+
+    /// The lookup of the host for a connection that is opened now.
+    fn look(&self, host: &str, now: Instant) -> Found {
+        let mut latest = lock(&self.latest);
+        let turn = Arc::clone(&self.turns).try_acquire_owned().ok();
+        if let Some((begun_at, found)) = &*latest
+            && found.peek().is_none()
+            && (turn.is_none() || now.saturating_duration_since(*begun_at) < JOINED_WITHIN)
+        {
+            return found.clone();
+        }
+        let (lookup, host) = (self.lookup, host.to_owned());
+        let looking = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            lookup(&host)
+        });
+        let found = async move {
+            let found = looking.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+            found.map_err(|error| error.to_string())
+        };
+        let found = found.boxed().shared();
+        *latest = Some((now, found.clone()));
+        found
     }
 }
 
@@ -54,18 +92,8 @@ impl Service<Name> for Resolver {
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let (lookup, turns) = (self.lookup, Arc::clone(&self.turns));
-        Box::pin(async move {
-            let host = name.as_str().to_owned();
-            // The semaphore is never closed.
-            let turn = turns.acquire_owned().await?;
-            let looking = tokio::task::spawn_blocking(move || {
-                let _turn = turn;
-                lookup(&host)
-            });
-            let found = looking.await??;
-            allowed(name.as_str(), found)
-        })
+        let found = self.look(name.as_str(), Instant::now());
+        Box::pin(async move { allowed(name.as_str(), found.await?) })
     }
 }
 
@@ -153,8 +181,8 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Condvar;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Condvar, Mutex};
 
     use super::*;
 
@@ -236,27 +264,39 @@ mod tests {
     /// A resolver that answers only once it is to.
     fn silent(_: &str) -> io::Result<Vec<SocketAddr>> {
         BEGUN.fetch_add(1, Ordering::SeqCst);
-        let waiting = IS_ANSWERED.lock().unwrap();
+        let waiting = lock(&IS_ANSWERED);
         let _answered = ANSWERED.wait_while(waiting, |is_answered| !*is_answered).unwrap();
         Ok(vec![SocketAddr::new(address("10.0.0.1"), 0)])
     }
 
-    /// One that does not answer takes few threads from others.
+    /// Has all lookups answered when it is dropped: the runtime waits for their threads, also after a failure.
+    struct Answers;
+
+    impl Drop for Answers {
+        fn drop(&mut self) {
+            *lock(&IS_ANSWERED) = true;
+            ANSWERED.notify_all();
+        }
+    }
+
+    /// A slow resolver delays connections, and does not bound how many are opened. One that hangs takes few threads from others.
     #[tokio::test]
-    async fn few_lookups_of_a_host_are_under_way_at_a_time() {
-        let resolver = Resolver::new(silent);
-        let call = || tokio::spawn(resolver.clone().call("api.example".parse().unwrap()));
-        let calls: Vec<_> = (0..2 * MOST_LOOKUPS).map(|_| call()).collect();
-        while BEGUN.load(Ordering::SeqCst) < MOST_LOOKUPS {
-            tokio::task::yield_now().await;
-        }
+    async fn connections_share_lookups_of_which_few_are_under_way() {
+        let answers = Answers;
+        let (resolver, start) = (Resolver::new(silent), Instant::now());
+        let look = |at| resolver.look("api.example", start + at);
+        let mut all: Vec<Found> = (0..100).map(|_| look(Duration::ZERO)).collect();
+        assert_eq!(resolver.turns.available_permits(), MOST_LOOKUPS - 1);
+        all.extend((1..20).map(|lookups| look(JOINED_WITHIN * lookups)));
         assert_eq!(resolver.turns.available_permits(), 0);
-        assert_eq!(BEGUN.load(Ordering::SeqCst), MOST_LOOKUPS, "the others wait");
-        *IS_ANSWERED.lock().unwrap() = true;
-        ANSWERED.notify_all();
-        for call in calls {
-            assert_eq!(call.await.unwrap().unwrap().count(), 1);
+        drop(answers);
+        for found in all {
+            assert_eq!(found.await.unwrap().len(), 1);
         }
+        assert_eq!(BEGUN.load(Ordering::SeqCst), MOST_LOOKUPS, "the others joined the latest one");
         assert_eq!(resolver.turns.available_permits(), MOST_LOOKUPS);
+        // The one that has ended is too old for a new connection.
+        look(JOINED_WITHIN * 19).await.unwrap();
+        assert_eq!(BEGUN.load(Ordering::SeqCst), MOST_LOOKUPS + 1);
     }
 }
