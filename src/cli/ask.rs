@@ -199,13 +199,13 @@ impl Daemon {
             Ok(Err(error)) => explain(&error, base),
             Err(_) if is_connected => {
                 let text = format!(
-                    "it accepts the connection, and says nothing within {within:?}: it hangs, or is too busy; see its log, or \
-                     ask another replica (--admin URL)"
+                    "it accepted the connection, but sent no answer within {within:?}: it hangs, or is too busy; see its log, \
+                     or ask another replica (--admin URL)"
                 );
                 (Exit::Unavailable, text)
             }
             Err(_) => {
-                let text = format!("nothing within {within:?}; {IS_IT_THERE}");
+                let text = format!("no connection within {within:?}; {IS_IT_THERE}");
                 (Exit::Unavailable, text)
             }
         };

@@ -98,7 +98,7 @@ struct Global {
     /// Logs more; twice: everything
     #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count)]
     verbose: u8,
-    /// Logs less; twice: only errors
+    /// Logs less; twice: only errors. A daemon still logs each change by its admin API
     #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count, conflicts_with = "verbose")]
     quiet: u8,
     /// Form of the log on stderr

@@ -31,7 +31,7 @@ async fn what_becomes_of_other_replicas_is_shown() {
     assert_eq!(ends.paced.stop().await, 0);
     hangs.paced.freeze();
     let (asked, ()) = tokio::join!(hangs.tool(TOKEN, &["status"]), are_so(&["frozen", "orphan"], 0));
-    assert!(asked.code == 69 && asked.stderr.contains("says nothing within 10s: it hangs"), "{asked:?}");
+    assert!(asked.code == 69 && asked.stderr.contains("sent no answer within 10s: it hangs"), "{asked:?}");
     let line = one.paced.wait_line("replicas have been silent for", LONG).await;
     let line: Value = serde_json::from_str(&line).unwrap();
     let named = line["replicas"].as_str().unwrap();
