@@ -1,5 +1,7 @@
 //! Exchanges and queues: declares them, or checks them passively.
 
+use std::collections::BTreeSet;
+
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::{Channel, Connection, ExchangeKind};
@@ -57,6 +59,13 @@ impl Names {
     pub(super) fn waits(&self, downstream: &str) -> impl Iterator<Item = Delay> + use<> {
         let base = format!("{}.wait.{downstream}", self.prefix);
         Rung::own().map(move |rung| Delay { name: format!("{base}.{}s", rung.units()), rung, is_own: true })
+    }
+
+    /// The exchanges that only paced publishes to: those of parked jobs, and of jobs that come back.
+    pub(super) fn own_exchanges(&self, downstreams: &[Downstream]) -> BTreeSet<String> {
+        let shared = Rung::all().map(|rung| self.park(rung));
+        let own = downstreams.iter().flat_map(|downstream| self.waits(&downstream.name));
+        shared.chain(own).map(|delay| delay.name).chain([self.home()]).collect()
     }
 
     pub(super) fn queue(&self, downstream: &Downstream) -> String {

@@ -1,5 +1,7 @@
 //! Letters that are held unacked, and given back in their order.
 
+use std::collections::BTreeSet;
+
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
 use lapin::{Channel, Connection};
 
@@ -32,8 +34,8 @@ pub(super) struct HeldLetters<'a> {
     connection: &'a Connection,
     letter_queue: &'a LetterQueue,
     queue: String,
-    /// The exchange that producers publish to.
-    jobs: String,
+    /// The exchanges that only paced publishes to.
+    own_exchanges: BTreeSet<String>,
     /// The number of letters at the start, as the queue counted them, until the queue turns out to have fewer.
     pub(super) found: u32,
     seen: u32,
@@ -56,11 +58,17 @@ impl<'a> HeldLetters<'a> {
         options: &Options,
         letter_queue: &'a LetterQueue,
     ) -> Result<Self, Error> {
-        let (queue, jobs) = (letter_queue.queue(options), options.jobs_exchange());
+        let queue = letter_queue.queue(options);
+        let mut own_exchanges = options.names().own_exchanges(&options.downstreams);
+        if let LetterQueue::Jobs(queue) = letter_queue {
+            // The downstream may not be among the options. The exchange of a queue for parked jobs has the queue's name.
+            own_exchanges.insert(queue.clone());
+        }
         let channel = channel(connection).await?;
         let found = find_queue(&channel, &queue).await?;
         let groups = vec![Group { channel, tags: Vec::new() }];
-        Ok(Self { connection, letter_queue, queue, jobs, found, seen: 0, groups, returned_before: false })
+        let (seen, returned_before) = (0, false);
+        Ok(Self { connection, letter_queue, queue, own_exchanges, found, seen, groups, returned_before })
     }
 
     /// Takes the next letter, with the length of its body; `None` where there is none any more.
@@ -83,7 +91,9 @@ impl<'a> HeldLetters<'a> {
         let bytes = take_body_length(&mut delivery.properties).unwrap_or(delivery.data.len() as u64);
         let letter = match self.letter_queue {
             LetterQueue::Dead(_) => Letter::dead(delivery),
-            LetterQueue::Unroutable | LetterQueue::Jobs(_) => Letter::unroutable(delivery, &self.jobs),
+            LetterQueue::Unroutable | LetterQueue::Jobs(_) => {
+                Letter::unroutable(delivery, &self.own_exchanges)
+            }
         };
         Ok(Some((letter, bytes)))
     }

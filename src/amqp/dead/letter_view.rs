@@ -1,5 +1,6 @@
 //! A letter as it lies in its queue, and the choice of letters that a command takes. It has no I/O.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -50,11 +51,12 @@ impl Letter {
         Self::open(delivery, key, malformed, has_report)
     }
 
-    /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers. In a message that
-    /// was published to `jobs`, the exchange of producers, these headers and those of a report mean nothing.
-    pub(super) fn unroutable(mut delivery: Delivery, jobs: &str) -> Self {
+    /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers. These headers and
+    /// those of a report count only in a message that was published to one of `own_exchanges`, those that only paced publishes to.
+    /// Producers publish to others: to that of jobs, or to one that an operator has bound to an exchange of paced.
+    pub(super) fn unroutable(mut delivery: Delivery, own_exchanges: &BTreeSet<String>) -> Self {
         let malformed = take_mark(&mut delivery.properties).and_then(Mark::malformed);
-        let is_ours = delivery.exchange.as_str() != jobs;
+        let is_ours = own_exchanges.contains(delivery.exchange.as_str());
         let is_parked = is_ours && is_parked(&delivery.properties);
         let parked = is_parked.then(|| parked_key(&delivery.properties)).flatten();
         let key = parked.unwrap_or_else(|| delivery.routing_key.clone()).to_string();
@@ -154,6 +156,8 @@ mod tests {
     use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
     use super::*;
+    use crate::amqp::Downstream;
+    use crate::amqp::topology::Names;
 
     const NOW: Micros = Micros(1_700_000_000_000_000);
     const HOUR: Duration = Duration::from_secs(3600);
@@ -211,10 +215,35 @@ mod tests {
     /// It would be published for a downstream that the producer may not publish for.
     #[test]
     fn what_a_producer_says_of_an_unroutable_message_does_not_count() {
-        let opened = |exchange| Letter::unroutable(delivery(exchange, false), "p.jobs");
-        let (theirs, parked) = (opened("p.jobs"), opened("p.home"));
-        assert_eq!((theirs.routing_key.as_deref(), has_report(&theirs)), (Some("billing.eu"), false));
-        assert_eq!((parked.routing_key.as_deref(), has_report(&parked)), (Some("other.x"), true));
+        let billing = Downstream {
+            name: "billing".to_owned(),
+            queue: None,
+            max_length: None,
+            prefetch: 1,
+            prefetch_bytes: 1,
+        };
+        let own = Names::new("p").own_exchanges(&[billing]);
+        for (exchange, is_ours) in [
+            ("p.jobs", false),
+            ("p.unroutable", false),
+            // What is published to a queue by its name.
+            ("", false),
+            // One that an operator has bound to an exchange of paced.
+            ("legacy", false),
+            ("p.park.3s", false),
+            ("p.wait.other.4s", false),
+            ("p.home", true),
+            ("p.park.2s", true),
+            ("p.wait.billing.4s", true),
+        ] {
+            let opened = Letter::unroutable(delivery(exchange, false), &own);
+            let key = if is_ours { "other.x" } else { "billing.eu" };
+            assert_eq!(
+                (opened.routing_key.as_deref(), has_report(&opened)),
+                (Some(key), is_ours),
+                "{exchange}"
+            );
+        }
     }
 
     #[test]

@@ -29,6 +29,13 @@ const PROPERTIES: [(&str, Kind); 14] = [
 /// The index of the headers in [`PROPERTIES`].
 const HEADERS: usize = 2;
 
+/// The beginning of the broker's record of its dead-letterings: the name of the entry, behind its length.
+const DEATHS: &[u8] = b"\x07x-death";
+
+/// The shortest entry of that name, without a value: the record is not known, but there may be one. A letter with such an entry
+/// counts as one of the broker, so that no header of its producer counts as a report.
+const SOME_DEATHS: &[u8] = b"\x07x-deathV";
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Short,
@@ -82,8 +89,12 @@ pub(super) fn is_sound(payload: &[u8]) -> bool {
 /// `trouble` is what is known to be wrong with the message already. `None` where the payload lacks even the size of the
 /// body, which is no message.
 pub(super) fn rebuild(payload: &[u8], trouble: Option<String>, max: usize) -> Option<Vec<u8>> {
+    rebuild_from(payload, Parts { trouble, ..Parts::default() }, max)
+}
+
+/// As [`rebuild`]; `parts` has what is known already.
+fn rebuild_from<'a>(payload: &'a [u8], mut parts: Parts<'a>, max: usize) -> Option<Vec<u8>> {
     let fixed = payload.get(..FIXED)?;
-    let mut parts = Parts { trouble, ..Parts::default() };
     parts.collect(Reader(&payload[FIXED..]));
     // Without other trouble, lapin refuses the payload by a rule that this code does not know.
     let trouble = parts.trouble.take().unwrap_or_else(|| "the message is malformed".to_owned());
@@ -112,24 +123,35 @@ struct Parts<'a> {
     fields: [Option<&'a [u8]>; PROPERTIES.len()],
     /// The entries of the headers.
     headers: Vec<&'a [u8]>,
+    /// Whether a header that cannot be kept, or whose name is not known, may be the broker's record of dead-letterings.
+    hides_deaths: bool,
     /// The first thing that is wrong.
     trouble: Option<String>,
 }
 
 impl<'a> Parts<'a> {
-    /// The payload of these parts, with the marks among its headers. Headers for which `max` leaves no room are left out.
+    /// The payload of these parts, with the marks among its headers. Headers for which `max` leaves no room are left out; of the
+    /// broker's record of dead-letterings its name stays.
     fn write(&self, fixed: &[u8], marks: Vec<u8>, max: usize) -> Vec<u8> {
         let mut table = marks;
         let others: usize = self.fields.iter().flatten().map(|field| field.len()).sum();
         let mut room = max.saturating_sub(FIXED + 2 + 4 + others + table.len());
-        // The broker's record of dead-letterings (`x-death`) grows with each one, and is irrelevant to a job.
+        // The broker's record of dead-letterings (`x-death`) grows with each one, and no job is made of it.
         let (brokers, jobs): (Vec<&[u8]>, Vec<&[u8]>) =
-            self.headers.iter().partition(|entry| entry.starts_with(b"\x07x-death"));
-        for entry in jobs.into_iter().chain(brokers) {
+            self.headers.iter().partition(|entry| entry.starts_with(DEATHS));
+        let reserved = if self.hides_deaths || !brokers.is_empty() { SOME_DEATHS.len() } else { 0 };
+        room = room.saturating_sub(reserved);
+        for entry in jobs {
             if entry.len() <= room {
                 room -= entry.len();
                 table.extend_from_slice(entry);
             }
+        }
+        room += reserved;
+        match brokers.into_iter().find(|entry| entry.len() <= room) {
+            Some(entry) => table.extend_from_slice(entry),
+            None if reserved > 0 => table.extend_from_slice(SOME_DEATHS),
+            None => {}
         }
         let mut new = Vec::with_capacity(FIXED + 2 + 4 + others + table.len());
         new.extend_from_slice(fixed);
@@ -195,6 +217,7 @@ impl<'a> Parts<'a> {
         while !reader.is_empty() {
             let all = reader.0;
             let Some(name) = reader.short() else {
+                self.hides_deaths = true;
                 return self.note(|| "the headers are broken: a length in them is wrong".to_owned());
             };
             let value = skip_value(&mut reader);
@@ -209,10 +232,13 @@ impl<'a> Parts<'a> {
                     seen = counted;
                     self.headers.push(&all[..all.len() - reader.0.len()]);
                 }
-                Err(flaw) => self.note(|| describe(name, flaw)),
+                Err(flaw) => {
+                    // If its value cannot be read, the beginning of the next entry is not known.
+                    self.hides_deaths |= value.is_err() || all.starts_with(DEATHS);
+                    self.note(|| describe(name, flaw));
+                }
             }
             if value.is_err() {
-                // The beginning of the next entry is not known.
                 return;
             }
         }
@@ -293,7 +319,9 @@ impl Oversized {
                 "the properties take {is} bytes and must fit {max}; send less in headers, more in the body"
             )
         });
-        rebuild(&self.shortened().unwrap_or_else(|| self.start.clone()), Some(trouble), max)
+        // What is cut off may have the broker's record: without that, no message would be longer than a frame.
+        let parts = Parts { trouble: Some(trouble), hides_deaths: true, ..Parts::default() };
+        rebuild_from(&self.shortened().unwrap_or_else(|| self.start.clone()), parts, max)
     }
 
     /// The payload with as many of its headers as were kept.

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use lapin::ExchangeKind;
+use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions};
+use lapin::types::FieldTable;
 use paced::amqp::{DeadLetters, Error, Filter, PublishError, Replay, Scan, Tally};
 use paced::{Precision, Shaper};
 use tokio::sync::Notify;
@@ -170,7 +173,11 @@ async fn a_replay_keeps_its_pace_and_stops_on_a_signal() {
 async fn unroutable_messages_are_listed_and_sent_where_they_belong() {
     let rabbit = shared().await;
     let options = options(rabbit, &unique("unroutable"));
-    bury(&options, 0..0).await;
+    let (amqp, source) = consuming(options.clone()).await;
+    let home = format!("{}.home.billing", options.prefix);
+    until("the home queue", async || publish::depth(&rabbit.url(), &home).await.is_some()).await;
+    drop(source);
+    assert!(amqp.shutdown(Duration::from_secs(30)).await);
     let exchange = format!("{}.jobs", options.prefix);
     let jobs = (0..6).map(|n| Job::new(format!("id-{n}")).body(n.to_string())).collect();
     publish::publish_to(&rabbit.url(), &exchange, "biling.eu", jobs).await;
@@ -178,8 +185,8 @@ async fn unroutable_messages_are_listed_and_sent_where_they_belong() {
         let job = Job::new(id).header("paced-path", "kept").header("paced-parked", "1");
         job.header("paced-routing-key", key).header("paced-attempts", "2")
     };
-    // Producers may not publish to this exchange; jobs that were parked come through those that lead to it.
-    let ours = format!("{}.unroutable", options.prefix);
+    // Producers may not publish to this exchange, over which jobs that were parked come back.
+    let ours = format!("{}.home", options.prefix);
     publish::publish_to(&rabbit.url(), &ours, "gone", vec![parked("parked", "billing.us").body("6")]).await;
 
     let lost = DeadLetters::open_unroutable(&options).await.unwrap();
@@ -218,6 +225,37 @@ async fn unroutable_messages_are_listed_and_sent_where_they_belong() {
     assert_eq!(names, ["paced-path"]);
     deliveries.into_iter().for_each(ack);
     assert!(amqp.shutdown(Duration::from_secs(30)).await);
+}
+
+/// An exchange of the operator's own may lead to one of paced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_over_another_exchange_is_no_parked_job() {
+    let rabbit = shared().await;
+    let options = options(rabbit, &unique("legacy"));
+    bury(&options, 0..0).await;
+    let (url, legacy) = (rabbit.url(), format!("{}-legacy", options.prefix));
+    let (connection, channel) = publish::open(&url).await;
+    let (kind, jobs) = (ExchangeKind::Topic, options.jobs_exchange());
+    channel
+        .exchange_declare(
+            legacy.as_str().into(),
+            kind,
+            ExchangeDeclareOptions::default(),
+            FieldTable::default(),
+        )
+        .await
+        .unwrap();
+    let all = ("#".into(), ExchangeBindOptions::default(), FieldTable::default());
+    channel.exchange_bind(jobs.as_str().into(), legacy.as_str().into(), all.0, all.1, all.2).await.unwrap();
+    let forged = Job::new("forged").header("paced-parked", "1").header("paced-routing-key", "billing.us");
+    publish::publish_to(&url, &legacy, "biling.eu", vec![forged.header("paced-reason", "status")]).await;
+    connection.close(200, "done".into()).await.unwrap();
+
+    let lost = DeadLetters::open_unroutable(&options).await.unwrap();
+    until("it to come", async || lost.count().await.unwrap() == 1).await;
+    let letter = letters(&lost, 1).await.remove(0);
+    assert_eq!((letter.routing_key.as_deref(), letter.reason), (Some("biling.eu"), None));
+    lost.close().await;
 }
 
 /// The broker itself makes a letter of a job that expires in its queue.
