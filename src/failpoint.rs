@@ -1,5 +1,5 @@
-//! Hooks for tests of whole processes: points between two steps at which a test ends the process, as `kill -9` does, loops
-//! that a test holds, and polling intervals that it shortens. Without the feature `failpoints` they do nothing.
+//! Hooks for tests of whole processes: points between two steps at which a test ends the process, as `kill -9` does,
+//! answers that it loses, loops that it holds, and polling intervals that it shortens. Without the feature `failpoints` they do nothing.
 
 use std::time::Duration;
 
@@ -69,6 +69,24 @@ pub fn limit(usual: Duration) -> Duration {
     }
     #[cfg(not(feature = "failpoints"))]
     usual
+}
+
+/// Whether the answer to a call that changed something is lost, as if the connection had ended just then: as long as the file
+/// that a test has named in `PACED_TEST_LOSE` exists.
+#[cfg(feature = "failpoints")]
+pub fn loses_answers() -> bool {
+    use std::path::PathBuf;
+    use std::sync::LazyLock;
+
+    static FILE: LazyLock<Option<PathBuf>> =
+        LazyLock::new(|| std::env::var_os("PACED_TEST_LOSE").map(PathBuf::from));
+    FILE.as_ref().is_some_and(|file| file.exists())
+}
+
+/// No answer is lost.
+#[cfg(not(feature = "failpoints"))]
+pub const fn loses_answers() -> bool {
+    false
 }
 
 /// Waits as long as the file that a test has named in `PACED_TEST_HOLD` exists, so that a loop does not continue.

@@ -12,6 +12,7 @@ use crate::amqp::connection::{ask, channel};
 use crate::amqp::error::Error;
 use crate::amqp::guard::take_body_length;
 use crate::amqp::topology::{find_queue, short};
+use crate::failpoint;
 
 /// The most letters that one channel holds.
 ///
@@ -103,7 +104,12 @@ impl<'a> HeldLetters<'a> {
         let Some(group) = self.groups.last_mut() else { return Ok(()) };
         match group.tags.pop() {
             Some(tag) => {
-                ask("acking a dead letter", group.channel.basic_ack(tag, BasicAckOptions::default())).await
+                let what = "acking a dead letter";
+                ask(what, group.channel.basic_ack(tag, BasicAckOptions::default())).await?;
+                if failpoint::loses_answers() {
+                    return Err(Error::Failed { what: what.to_owned(), detail: "lost in a test".to_owned() });
+                }
+                Ok(())
             }
             None => Ok(()),
         }

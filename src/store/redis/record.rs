@@ -26,6 +26,9 @@ impl RedisStore {
         };
         let state = reply::record(self.servers.invoke(downstream, call).await?)
             .map_err(|detail| self.servers.unexpected(detail))?;
+        if change.is_some() {
+            self.keep_answer()?;
+        }
         self.with_history(downstream, |history| {
             let (now, epoch, status) = (state.now, state.epoch, state.status);
             history.record_answer(Stamp { now, epoch, status })
@@ -53,10 +56,22 @@ impl RedisStore {
         if matches!(call, TombstoneCall::Cancel { .. }) {
             failpoint::reached("cancel:kept");
         }
+        if !matches!(call, TombstoneCall::Read { .. }) {
+            self.keep_answer()?;
+        }
         self.with_history(downstream, |history| {
             let (now, epoch, status) = (reply.now, reply.epoch, reply.status);
             history.record_answer(Stamp { now, epoch, status })
         });
         Ok(reply)
+    }
+
+    /// Fails where a test loses the answers to changes.
+    fn keep_answer(&self) -> Result<(), StoreError> {
+        if failpoint::loses_answers() {
+            let (address, detail) = (self.servers.address().to_owned(), "the answer was lost".to_owned());
+            return Err(StoreError::Unreachable { address, detail });
+        }
+        Ok(())
     }
 }
