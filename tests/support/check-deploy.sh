@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 tools=$(pwd)/target/deploy-tools
 bad=
 
-if [ "${PACED_DEPLOY_TOOLS:-}" = pip ] && [ ! -e "$tools/done" ]; then
+if [ "${PACED_DEPLOY_TOOLS:-}" = pip ] && ! [ "$tools/done" -nt tests/support/deploy-tools.txt ]; then
     python3 -m venv "$tools"
     "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement tests/support/deploy-tools.txt
     touch "$tools/done"
