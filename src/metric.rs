@@ -126,6 +126,16 @@ pub const ORPHANS: Metric = gauge(
     "paced_orphans",
     "Downstreams that no replica has served for 30 s, and whose queues still take jobs. Replicas see the same ones: take the maximum, not the sum.",
 );
+/// Queues that do not confirm.
+pub const UNCONFIRMED_QUEUES: Metric = gauge(
+    "paced_unconfirmed_queues",
+    "Queues that have not confirmed for some seconds what this process publishes to them; they may be without a leader.",
+);
+/// Dispatchers that hang.
+pub const STUCK_DISPATCHERS: Metric = gauge(
+    "paced_stuck_dispatchers",
+    "Downstreams whose dispatcher hangs in this process: its loop has not run for 30 s. While there is one, /livez answers 503.",
+);
 /// Replicas that have ceased to report themselves.
 pub const SILENT_REPLICAS: Metric = gauge(
     "paced_silent_replicas",
@@ -263,7 +273,7 @@ pub const CERTIFICATE_EXPIRY: Metric = gauge_of_seconds(
 );
 /// Whether the store answers.
 pub const STORE_CONNECTED: Metric =
-    gauge("paced_store_connected", "1 if the store answered the last call to it.");
+    gauge("paced_store_connected", "1 if the store answered the last call to it, and did not refuse it.");
 /// Whether the broker is there.
 pub const AMQP_CONNECTED: Metric =
     gauge("paced_amqp_connected", "1 while every connection to RabbitMQ is up.");
@@ -276,7 +286,7 @@ pub const LOG_DROPPED: Metric = counter(
 pub const BUILD_INFO: Metric = gauge("paced_build_info", "1, with the version as a label.");
 
 /// Every metric.
-pub const ALL: [Metric; 43] = [
+pub const ALL: [Metric; 45] = [
     JOBS_RECEIVED,
     POISON,
     JOBS_RELEASED,
@@ -290,6 +300,8 @@ pub const ALL: [Metric; 43] = [
     DELIVERIES_CUT,
     UNROUTABLE,
     ORPHANS,
+    UNCONFIRMED_QUEUES,
+    STUCK_DISPATCHERS,
     SILENT_REPLICAS,
     STRAY_REPLICAS,
     CONFIG_LOADED,

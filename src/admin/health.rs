@@ -50,7 +50,7 @@ impl Check {
     }
 }
 
-/// The names of the dispatchers whose loops have not run for a while. Clones share them.
+/// The names of the dispatchers whose loops have not run for a while. Clones share them. Each change sets a gauge.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stuck(Arc<StdMutex<BTreeSet<String>>>);
 
@@ -62,20 +62,29 @@ impl Stuck {
 
     /// Returns whether it is new.
     pub(crate) fn insert(&self, downstream: &str) -> bool {
-        lock(&self.0).insert(downstream.to_owned())
+        self.change(|all| all.insert(downstream.to_owned()))
     }
 
     /// Returns whether it was one of them.
     pub(crate) fn remove(&self, downstream: &str) -> bool {
-        lock(&self.0).remove(downstream)
+        self.change(|all| all.remove(downstream))
     }
 
     pub(crate) fn retain(&self, is_there: impl FnMut(&String) -> bool) {
-        lock(&self.0).retain(is_there);
+        self.change(|all| all.retain(is_there));
     }
 
     pub(crate) fn clear(&self) {
-        lock(&self.0).clear();
+        self.change(BTreeSet::clear);
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut BTreeSet<String>) -> T) -> T {
+        let mut all = lock(&self.0);
+        let output = change(&mut all);
+        // The gauge is set under the lock, so that an older value cannot be the last.
+        metrics::gauge!(metric::STUCK_DISPATCHERS.name)
+            .set(f64::from(u32::try_from(all.len()).unwrap_or(u32::MAX)));
+        output
     }
 }
 
@@ -155,8 +164,8 @@ impl Checks for Readiness {
             let amqp = self.amqp.trouble().map_or(Ok(()), Err);
             let mut checks = vec![Check::new("amqp", amqp), Check::new("store", self.store.check().await)];
             let mut queues = self.amqp.downstreams();
-            // A downstream that is to end consumes nothing any more.
-            queues.retain(|(name, _)| !self.dispatchers.is_ending(name));
+            // A downstream that was removed consumes nothing any more. One that restarts consumes again soon.
+            queues.retain(|(name, _)| !self.dispatchers.is_leaving(name));
             let queues = || queues.iter().map(|(name, attached)| (name.as_str(), *attached));
             let (missing, dispatchers) =
                 (self.missing.lasting(queues(), Instant::now()), self.dispatchers.all());
@@ -204,21 +213,25 @@ impl Ping for Arc<dyn Store> {
     }
 }
 
+/// The error of the last call that a replica makes to the store every two seconds, if it failed.
+pub(crate) type LastError = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
 /// Asks the store whether it is reachable, at most once a second and only on request: an idle replica causes no load on
-/// the store.
+/// the store. A store that answers may still refuse what replicas ask for: its memory is full, or a right is missing.
 pub(crate) struct StoreProbe {
     store: Box<dyn Ping>,
+    last_error: LastError,
     dispatchers: Dispatchers,
     last: Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
 impl StoreProbe {
     /// The answers set `paced_store_connected` of the downstreams that are served.
-    pub(crate) fn new(store: impl Ping + 'static, dispatchers: Dispatchers) -> Self {
-        Self { store: Box::new(store), dispatchers, last: Mutex::default() }
+    pub(crate) fn new(store: impl Ping + 'static, last_error: LastError, dispatchers: Dispatchers) -> Self {
+        Self { store: Box::new(store), last_error, dispatchers, last: Mutex::default() }
     }
 
-    /// Whether the store answers; the error says why not. Requests at the same time share one call.
+    /// Whether the store answers and refuses nothing; the error says why not. Requests at the same time share one call.
     ///
     /// It takes [`STORE_TIMEOUT`] at most. Cancel safe.
     pub(crate) async fn check(&self) -> Result<(), String> {
@@ -232,8 +245,9 @@ impl StoreProbe {
         let answer =
             answer.unwrap_or_else(|_| Err(StoreError::no_answer(self.store.address(), STORE_TIMEOUT)));
         let verdict = answer.map_err(|error| error.to_string());
+        let verdict = verdict.and_then(|()| (self.last_error)().map_or(Ok(()), Err));
         let was_there = last.as_ref().is_some_and(|(_, verdict)| verdict.is_ok());
-        // A store that answers may still refuse to reserve, so the gauge then keeps the value that the calls set.
+        // A store that answers may still refuse a downstream's calls, so the gauge then keeps the value that these set.
         if verdict.is_err() || !was_there {
             for name in self.dispatchers.all().keys() {
                 let gauge = metrics::gauge!(metric::STORE_CONNECTED.name, "downstream" => name.clone());
@@ -278,7 +292,7 @@ mod tests {
     fn probe(after: u64, error: Option<StoreError>) -> (Arc<Pinged>, StoreProbe) {
         let after = Duration::from_millis(after);
         let store = Arc::new(Pinged { after, error, count: AtomicU32::new(0) });
-        (Arc::clone(&store), StoreProbe::new(store, Dispatchers::default()))
+        (Arc::clone(&store), StoreProbe::new(store, Box::new(|| None), Dispatchers::default()))
     }
 
     #[test]
@@ -337,6 +351,18 @@ mod tests {
         assert_eq!(start.elapsed(), STORE_TIMEOUT);
         let (_, failing) = probe(0, Some(StoreError::Invalid("no".to_owned())));
         assert_eq!(failing.check().await, Err("no".to_owned()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_answers_and_refuses_calls_is_reported_until_it_does_not() {
+        let error = Arc::new(StdMutex::new(Some("a right is missing".to_owned())));
+        let last = Arc::clone(&error);
+        let store = Arc::new(Pinged { after: Duration::ZERO, error: None, count: AtomicU32::new(0) });
+        let probe = StoreProbe::new(store, Box::new(move || lock(&last).clone()), Dispatchers::default());
+        assert_eq!(probe.check().await, Err("a right is missing".to_owned()));
+        *lock(&error) = None;
+        advance(MAX_ANSWER_AGE).await;
+        assert_eq!(probe.check().await, Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

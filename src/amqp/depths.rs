@@ -19,6 +19,7 @@ use crate::lock::lock;
 use sweep::Sweeper;
 use waits::MissingWaits;
 
+mod allowance;
 mod gauges;
 mod length;
 mod sweep;

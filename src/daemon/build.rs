@@ -102,7 +102,9 @@ impl Daemon {
         });
         let operations = Operations::new(Arc::clone(&store), live.terms());
         let api = Api::new(operations, observer.watch(), Letters::new(live.broker()), handles.clone());
-        let probe = Arc::new(StoreProbe::new(store, handles.clone()));
+        let watch = observer.watch();
+        let last_error = Box::new(move || watch.store_error());
+        let probe = Arc::new(StoreProbe::new(store, last_error, handles.clone()));
         let stuck = Stuck::default();
         let readiness = Readiness {
             amqp: amqp.status(),

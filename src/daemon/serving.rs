@@ -141,6 +141,7 @@ impl Serving {
             self.next.remove(&name);
             self.turn.remove(&name);
             if !replaced.contains(&name) {
+                self.dispatchers.set_leaving(&name, true);
                 self.end(&name);
             }
         }
@@ -149,6 +150,7 @@ impl Serving {
         for made in later {
             let is_ending = self.dispatchers.is_ending(&made.name);
             let name = made.name.clone();
+            self.dispatchers.set_leaving(&name, false);
             _ = if is_ending { self.next.insert(name, made) } else { self.turn.insert(name, made) };
         }
         self.start(now);

@@ -45,11 +45,23 @@ pub(super) struct BindingLog {
 /// A reason, and the name of the limit where that is the reason.
 type Bound = (&'static str, Option<String>);
 
+/// Whether the queue of a downstream is consumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// It is, or need not be any more, since the downstream was removed.
+    Consumed,
+    /// It is not until the dispatcher, which ends, has been followed by another one.
+    Restarting,
+    /// It is not.
+    Missing,
+}
+
 /// The reason that binds. It also considers the broker.
-pub(super) fn reason(snapshot: &Snapshot, is_attached: bool) -> &'static str {
-    match snapshot.binding {
-        Binding::Idle | Binding::NotDue { .. } if !is_attached => "broker",
-        ref binding => binding.reason(),
+pub(super) fn reason(snapshot: &Snapshot, source: Source) -> &'static str {
+    match (&snapshot.binding, source) {
+        (Binding::Idle | Binding::NotDue { .. }, Source::Restarting) => "starting",
+        (Binding::Idle | Binding::NotDue { .. }, Source::Missing) => "broker",
+        (binding, _) => binding.reason(),
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct Dispatchers(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     all: Arc<BTreeMap<String, Handle>>,
+    /// The downstreams whose dispatchers end, and none of their names is to follow.
+    leaving: BTreeSet<String>,
     /// The downstreams that were served and are not any more, with their totals.
     gone: BTreeMap<String, Arc<Totals>>,
 }
@@ -49,6 +51,7 @@ impl Dispatchers {
     /// Adds a dispatcher, which replaces one of its name that has ended.
     pub(crate) fn insert(&self, downstream: String, handle: Handle) {
         let mut state = lock(&self.0);
+        state.leaving.remove(&downstream);
         let gone = state.gone.remove(&downstream);
         let totals = Arc::clone(handle.view.totals());
         let before = Arc::make_mut(&mut state.all).insert(downstream, handle);
@@ -69,10 +72,26 @@ impl Dispatchers {
         lock(&self.0).all.get(downstream).is_some_and(|handle| handle.end.is_cancelled())
     }
 
+    /// Records whether the downstream is to be served no more, once its dispatcher has ended.
+    pub(crate) fn set_leaving(&self, downstream: &str, is_leaving: bool) {
+        let mut state = lock(&self.0);
+        if is_leaving && state.all.contains_key(downstream) {
+            state.leaving.insert(downstream.to_owned());
+        } else {
+            state.leaving.remove(downstream);
+        }
+    }
+
+    /// Whether the dispatcher of this downstream is ending, and none follows.
+    pub(crate) fn is_leaving(&self, downstream: &str) -> bool {
+        lock(&self.0).leaving.contains(downstream)
+    }
+
     /// Records that the dispatcher of a downstream has ended and none follows, so that this process no longer serves
     /// it.
     pub(crate) fn forget(&self, downstream: &str) {
         let mut state = lock(&self.0);
+        state.leaving.remove(downstream);
         if let Some(handle) = Arc::make_mut(&mut state.all).remove(downstream) {
             state.gone.insert(downstream.to_owned(), Arc::clone(handle.view.totals()));
         }
@@ -164,6 +183,28 @@ pub(super) mod tests {
         assert_eq!((seen.all().len(), seen.gone()), (0, ["a".to_owned()].into()));
         all.insert("a".to_owned(), Handle::of(&dispatcher("a"), CancellationToken::new()));
         assert!(seen.gone().is_empty(), "it is served again");
+    }
+
+    #[tokio::test]
+    async fn one_that_is_to_be_followed_does_not_leave() {
+        let all = Dispatchers::default();
+        let insert = || all.insert("a".to_owned(), Handle::of(&dispatcher("a"), CancellationToken::new()));
+        insert();
+        all.end("a");
+        assert!(all.is_ending("a") && !all.is_leaving("a"), "it restarts");
+        insert();
+        all.set_leaving("a", true);
+        all.end("a");
+        assert!(all.is_leaving("a"));
+        all.set_leaving("a", false);
+        assert!(!all.is_leaving("a"), "it was added again");
+        all.set_leaving("a", true);
+        insert();
+        assert!(!all.is_leaving("a"), "another one has begun");
+        all.set_leaving("a", true);
+        all.forget("a");
+        all.set_leaving("a", true);
+        assert!(!all.is_leaving("a"), "it is gone");
     }
 
     /// Jobs that a dispatcher parks while it ends are counted, whether another one follows or not.

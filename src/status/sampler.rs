@@ -14,8 +14,8 @@ use paced::text;
 use paced::time::{Micros, wall_now};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::binding_log::{self, BindingLog};
-use super::dispatchers::Handle;
+use super::binding_log::{self, BindingLog, Source};
+use super::dispatchers::{Dispatchers, Handle};
 use super::fleet::Progress;
 use super::rates::{Rates, Step};
 use super::shared::Shared;
@@ -131,12 +131,13 @@ impl Sampler {
         self.files = files;
         let status = &self.shared.parts.broker.status;
         let (unattached, anchor) = (status.unattached(), self.anchor);
-        let mut sampled = Vec::new();
+        let unconfirmed = u32::try_from(status.unconfirmed().len()).unwrap_or(u32::MAX);
+        metrics::gauge!(metric::UNCONFIRMED_QUEUES.name).set(f64::from(unconfirmed));
+        let (dispatchers, mut sampled) = (&self.shared.parts.dispatchers, Vec::new());
         for (name, downstream) in &mut self.downstreams {
-            // A dispatcher that is to end consumes nothing any more, and that is no fault of the broker.
-            let is_attached = !unattached.contains(name) || self.shared.parts.dispatchers.is_ending(name);
-            if is_anew || !is_attached || !downstream.rests(now) {
-                let mut own = downstream.sample(name, now, is_attached, anchor);
+            let source = source(dispatchers, name, unattached.contains(name));
+            if is_anew || source != Source::Consumed || !downstream.rests(now) {
+                let mut own = downstream.sample(name, now, source, anchor);
                 own.file = self.files.get(name).copied().unwrap_or_default();
                 sampled.push((name, own));
             }
@@ -210,6 +211,17 @@ impl Sampler {
     }
 }
 
+/// Whether the queue of a downstream is consumed, or why not. A dispatcher that ends consumes nothing any more, and that is
+/// no fault of the broker.
+fn source(dispatchers: &Dispatchers, name: &str, is_unattached: bool) -> Source {
+    match is_unattached {
+        true if dispatchers.is_leaving(name) => Source::Consumed,
+        true if dispatchers.is_ending(name) => Source::Restarting,
+        true => Source::Missing,
+        false => Source::Consumed,
+    }
+}
+
 /// The wall clock at an instant.
 pub(super) fn time((instant, wall): (Instant, Micros), at: Instant) -> Micros {
     wall.plus(at.saturating_duration_since(instant)).minus(instant.saturating_duration_since(at))
@@ -238,14 +250,14 @@ impl Sampled {
         true
     }
 
-    fn sample(&mut self, name: &str, now: Instant, is_attached: bool, anchor: (Instant, Micros)) -> Own {
+    fn sample(&mut self, name: &str, now: Instant, source: Source, anchor: (Instant, Micros)) -> Own {
         let snapshot = self.view.snapshot();
         let samples_left = self.resting.take().map(|resting| resting.samples_left);
         if samples_left.is_some() {
             // What binds now did not bind before.
             self.log.count_until(now);
         }
-        let own = self.own(&snapshot, name, now, is_attached, anchor);
+        let own = self.own(&snapshot, name, now, source, anchor);
         if own.is_at_rest() && self.log.is_settled() {
             // The first time is random, and one that is sampled for another reason keeps its turn, so that all of them are not
             // sampled at once.
@@ -264,13 +276,13 @@ impl Sampled {
         snapshot: &Snapshot,
         name: &str,
         now: Instant,
-        is_attached: bool,
+        source: Source,
         anchor: (Instant, Micros),
     ) -> Own {
         let totals = self.view.totals();
         let spans = spans(totals);
         self.rates.sample(now, totals.released(), || spans.clone());
-        let reason = binding_log::reason(snapshot, is_attached);
+        let reason = binding_log::reason(snapshot, source);
         let limit = snapshot.binding.limit();
         let millis = |at: Instant| time(anchor, at).0 / 1000;
         let age = snapshot.backlog.oldest.map(|oldest| time(anchor, now).since(oldest)).unwrap_or_default();

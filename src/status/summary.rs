@@ -6,12 +6,13 @@ use paced::api::Millis;
 use paced::api::find::{Job, Parked};
 use paced::api::state::{Counts, Failing, Failure, Lane, Quantiles};
 use paced::dispatch::MAX_LANES;
+use paced::store::MAX_SUMMARY_BYTES;
 use serde::{Deserialize, Serialize};
 
 /// The version of the form. A summary of another one is left out.
 const VERSION: u32 = 1;
 
-/// The longest text with failures, in bytes.
+/// The longest text with failures, in bytes; less where groups take more than the rest of what a store keeps.
 const LONGEST: usize = 512 * 1024;
 
 /// The room for lanes in a summary, in bytes, and what a lane takes besides its name. Each replica reads it every few seconds.
@@ -71,9 +72,12 @@ pub(super) struct Summary {
 struct Groups {
     #[serde(rename = "i", default)]
     resting: Vec<Group>,
+    /// The failures of these downstreams, where there is room for them.
+    #[serde(rename = "k", default, skip_serializing_if = "is_default")]
+    failures: BTreeMap<String, Vec<Failure>>,
 }
 
-/// Downstreams that have no jobs, and the same limits. All jobs that they had were delivered.
+/// Downstreams that have no jobs, and the same limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Group {
     /// The hash of the limits in the file of the replica.
@@ -90,6 +94,12 @@ struct Group {
     /// For each of them, how many jobs were released.
     #[serde(rename = "r")]
     released: Vec<u64>,
+    /// For each of them, how many jobs were delivered; none if these are the released ones.
+    #[serde(rename = "d", default, skip_serializing_if = "Vec::is_empty")]
+    delivered: Vec<u64>,
+    /// For each of them, how many attempts failed; none if no attempt did.
+    #[serde(rename = "x", default, skip_serializing_if = "Vec::is_empty")]
+    failed: Vec<u64>,
 }
 
 /// What a replica asks the others, and what it answers them.
@@ -201,21 +211,31 @@ impl Summary {
     /// their APIs and without lanes, or without failures too.
     pub(super) fn text(&self) -> String {
         if self.downstreams.len() < MANY {
-            return self.text_of_all();
+            return self.text_of_all(LONGEST);
         }
-        let (others, groups) = self.grouped();
-        let (others, groups) = (others.text_of_all(), serde_json::to_string(&groups).unwrap_or_default());
+        let (others, mut groups) = self.grouped();
+        let text = |groups: &Groups| serde_json::to_string(groups).unwrap_or_default();
+        let failures = std::mem::take(&mut groups.failures);
+        let mut of_groups = text(&groups);
+        let others = others.text_of_all(LONGEST.min(MAX_SUMMARY_BYTES.saturating_sub(of_groups.len())));
+        if !failures.is_empty() {
+            groups.failures = failures;
+            let whole = text(&groups);
+            if others.len() + whole.len() <= MAX_SUMMARY_BYTES {
+                of_groups = whole;
+            }
+        }
         // Both are objects with fields, and become one.
         let others = others.strip_suffix('}').unwrap_or_default();
-        format!("{others},{}", groups.strip_prefix('{').unwrap_or_default())
+        format!("{others},{}", of_groups.strip_prefix('{').unwrap_or_default())
     }
 
-    fn text_of_all(&self) -> String {
+    fn text_of_all(&self, longest: usize) -> String {
         // Strings as keys and finite numbers always have a form in JSON.
         let text = |summary: &Self| serde_json::to_string(summary).unwrap_or_default();
         let most = self.lanes_with_room();
         let whole = if most < MAX_LANES { text(&self.with_lanes(most)) } else { text(self) };
-        if whole.len() <= LONGEST {
+        if whole.len() <= longest {
             return whole;
         }
         // The names of lanes are foreign text too.
@@ -224,7 +244,7 @@ impl Summary {
             own.failures.iter_mut().for_each(|failure| failure.response = None);
         }
         let shorter_text = text(&shorter);
-        if shorter_text.len() <= LONGEST {
+        if shorter_text.len() <= longest {
             return shorter_text;
         }
         shorter.downstreams.values_mut().for_each(|own| own.failures.clear());
@@ -242,19 +262,31 @@ impl Summary {
                 downstreams.insert(name.clone(), own.clone());
             }
         }
+        let failed = groups.values().flatten().filter(|(_, own)| !own.failures.is_empty());
+        let size = |failure: &Failure| failure.detail.len() + failure.response.as_deref().map_or(0, str::len);
+        let bytes = failed.clone().flat_map(|(_, own)| &own.failures).map(size).sum::<usize>();
+        // Copies of thousands would be dropped below.
+        let failed = failed.filter(|_| bytes <= LONGEST);
+        let failures = failed.map(|(name, own)| ((*name).clone(), own.failures.clone())).collect();
         let resting = groups.into_iter().map(|(file, all)| Group::new(file, &all)).collect();
         let (replica, asked) = (self.replica.clone(), self.asked.clone());
-        (Self { replica, asked, downstreams, ..*self }, Groups { resting })
+        (Self { replica, asked, downstreams, ..*self }, Groups { resting, failures })
     }
 
     /// Adds the downstreams of the groups to the others.
-    fn ungroup(&mut self, groups: Groups) {
-        for Group { file, since, names, after, released } in groups.resting {
-            for ((name, after), released) in names.into_iter().zip(after).zip(released) {
+    fn ungroup(&mut self, mut groups: Groups) {
+        for Group { file, since, names, after, released, delivered, failed } in groups.resting {
+            for (index, (name, (after, released))) in
+                names.into_iter().zip(after.into_iter().zip(released)).enumerate()
+            {
                 let since = since.saturating_add(after.saturating_mul(1000));
                 let binding = Bound { reason: IDLE.to_owned(), since, ..Bound::default() };
-                let releases = OwnReleases { released, delivered: released, ..OwnReleases::default() };
-                self.downstreams.entry(name).or_insert(Own { binding, releases, file, ..Own::default() });
+                let delivered = delivered.get(index).copied().unwrap_or(released);
+                let failed = failed.get(index).copied().unwrap_or_default();
+                let releases = OwnReleases { released, delivered, failed, ..OwnReleases::default() };
+                let failures = groups.failures.remove(&name).unwrap_or_default();
+                let own = Own { binding, releases, failures, file, ..Own::default() };
+                self.downstreams.entry(name).or_insert(own);
             }
         }
     }
@@ -304,12 +336,18 @@ impl Group {
     /// A group of these, of which there is at least one.
     fn new(file: u64, all: &[(&String, &Own)]) -> Self {
         let since = all.iter().map(|(_, own)| own.binding.since).min().unwrap_or_default();
+        let each =
+            |number: fn(&OwnReleases) -> u64| all.iter().map(|(_, own)| number(&own.releases)).collect();
+        let has_lost = all.iter().any(|(_, own)| own.releases.delivered != own.releases.released);
+        let has_failed = all.iter().any(|(_, own)| own.releases.failed > 0);
         Self {
             file,
             since,
             names: all.iter().map(|(name, _)| (*name).clone()).collect(),
             after: all.iter().map(|(_, own)| (own.binding.since - since) / 1000).collect(),
-            released: all.iter().map(|(_, own)| own.releases.released).collect(),
+            released: each(|releases| releases.released),
+            delivered: if has_lost { each(|releases| releases.delivered) } else { Vec::new() },
+            failed: if has_failed { each(|releases| releases.failed) } else { Vec::new() },
         }
     }
 }
@@ -327,12 +365,7 @@ impl Own {
 
     /// Whether a group has all that is reported of it.
     fn can_be_grouped(&self) -> bool {
-        self.is_at_rest()
-            && self.releases.delivered == self.releases.released
-            && self.releases.failed == 0
-            && self.failures.is_empty()
-            && self.lanes.is_empty()
-            && self.store_error.is_none()
+        self.is_at_rest() && self.lanes.is_empty() && self.store_error.is_none()
     }
 
     /// The number of jobs that it holds and that are not being sent.

@@ -18,7 +18,7 @@ pub(super) fn text(downstream: &Downstream, now: Millis) -> String {
     let end = |until: Option<Millis>| until.map_or_else(String::new, |at| format!(" until {}", instant(at)));
     match binding.reason.as_str() {
         "idle" => idle(downstream, now),
-        "starting" => "the limits in force are not known yet".to_owned(),
+        "starting" => "the downstream starts, or restarts once its last requests have ended".to_owned(),
         "limit" => {
             let name = binding.limit.as_deref().unwrap_or_default();
             let limit = downstream.terms.limits.iter().find(|limit| limit.name == name);

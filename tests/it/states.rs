@@ -25,7 +25,7 @@ const DATA: &str = include_str!("states.toml");
 const PAGE: &str = "docs/troubleshooting.md";
 
 /// The tests that make the states.
-const SETTINGS: [&str; 11] = [
+const SETTINGS: [&str; 12] = [
     "broker",
     "changes",
     "downstreams",
@@ -34,6 +34,7 @@ const SETTINGS: [&str; 11] = [
     "fleet",
     "leader",
     "parking",
+    "resume",
     "stall",
     "store",
     "stuck",
@@ -168,24 +169,31 @@ impl<'r> Look<'r> {
         }
     }
 
-    /// What of the row of this state it does not say.
-    async fn lacks(&self, made: &Made<'_>) -> Vec<String> {
-        let row = made.row;
+    /// What of the row of this state the JSON does not say.
+    fn lacks_in_json(&self, made: &Made<'_>) -> Vec<String> {
         let mut lacks = Vec::new();
-        for text in row.json.iter().map(|text| made.text(text)) {
+        for text in made.row.json.iter().map(|text| made.text(text)) {
             let Condition { of, operator, value } = Condition::read(&text);
-            let wanted: Value = serde_json::from_str(value).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let wanted = wanted(value);
             let found = values(&self.state, of, &made.downstream);
+            let numbers = |found: &Value| found.as_f64().zip(wanted.as_f64());
             let holds = |found: &&Value| match operator {
                 "=" => **found == wanted,
                 "!=" => **found != wanted,
-                ">" => found.as_f64().zip(wanted.as_f64()).is_some_and(|(found, wanted)| found > wanted),
+                ">" => numbers(found).is_some_and(|(found, wanted)| found > wanted),
+                "<" => numbers(found).is_some_and(|(found, wanted)| found < wanted),
                 other => panic!("{text}: no operator {other}"),
             };
             if !found.iter().any(holds) {
                 lacks.push(format!("{text}, but {found:?}"));
             }
         }
+        lacks
+    }
+
+    /// What of the row of this state it does not say.
+    async fn lacks(&self, made: &Made<'_>) -> Vec<String> {
+        let (row, mut lacks) = (made.row, self.lacks_in_json(made));
         let metric = made.text(&row.metric);
         let Condition { of, operator, value } = Condition::read(&metric);
         let found = self.samples(of, &made.downstream);
@@ -272,6 +280,15 @@ fn series(text: &str) -> (&str, Vec<&str>) {
     (name, labels.collect())
 }
 
+/// A value, or an instant in ms: `(now - 3600) * 1000`.
+fn wanted(text: &str) -> Value {
+    let seconds = text.strip_prefix("(now - ").and_then(|rest| rest.strip_suffix(") * 1000"));
+    match seconds {
+        Some(seconds) => Value::from(wall_now().0 / 1000 - seconds.parse::<i64>().unwrap() * 1000),
+        None => serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}")),
+    }
+}
+
 /// A number, or an instant in seconds: `time()`, or `time() + 14d`.
 fn number(text: &str) -> f64 {
     let Some(after) = text.strip_prefix("time()") else { return text.parse().unwrap() };
@@ -349,7 +366,7 @@ fn the_table_is_made_from_the_states() {
 #[test]
 fn each_state_has_a_test_that_makes_it() {
     let states = all();
-    assert!(states.len() >= 55, "{}", states.len());
+    assert!(states.len() >= 59, "{}", states.len());
     let ids: BTreeSet<&str> = states.iter().map(|state| state.id.as_str()).collect();
     assert_eq!(ids.len(), states.len(), "no state is there twice");
     let settings: BTreeSet<&str> = states.iter().map(|state| state.setting.as_str()).collect();

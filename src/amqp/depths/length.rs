@@ -77,6 +77,11 @@ impl Length {
         }
     }
 
+    /// Whether the latest check found no queue, so that the next one probably finds none either.
+    pub(super) const fn is_missing(&self) -> bool {
+        matches!(self.state, State::Missing { .. }) && self.failures > 0
+    }
+
     /// Whether the next check is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.retry_at.is_none_or(|at| at <= now)

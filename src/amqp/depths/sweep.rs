@@ -8,6 +8,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::allowance::Allowance;
 use super::gauges::Gauges;
 use super::length::Length;
 use super::{Depth, Depths, PACE, Waiting};
@@ -18,11 +19,6 @@ use crate::amqp::ladder::OWN_RUNGS;
 use crate::amqp::supervisor::{ConnectionWatch, up};
 use crate::amqp::topology::{Names, find_queue};
 use crate::lock::lock;
-
-/// The most downstreams of which wait queues that were missing are checked also while nobody reads lengths. Each such check uses up
-/// the number of a channel, of which the connection has two thousand; with ten thousand downstreams it would be replaced every few
-/// minutes.
-const FEW: usize = 250;
 
 /// A queue that is checked.
 #[derive(Debug)]
@@ -36,18 +32,21 @@ impl Queue {
         Self { name, length: Length::new(haste) }
     }
 
-    /// Checks the queue, if that is due.
+    /// Checks the queue, if that is due; one that was missing only if the probe may find none.
     ///
     /// # Errors
     /// The connection cannot be used.
     async fn check(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
         let began = Instant::now();
-        if !self.length.is_due(began) {
+        if !self.length.is_due(began) || (self.length.is_missing() && !probe.may_miss) {
             return Ok(());
         }
         match probe.count(&self.name).await? {
             Ok(messages) => self.length.found(messages),
-            Err(Error::NotFound { .. }) => self.length.missing(began),
+            Err(Error::NotFound { .. }) => {
+                probe.missed += 1;
+                self.length.missing(began);
+            }
             Err(error) => {
                 if self.length.failed(Instant::now()) {
                     debug!(queue = self.name, %error, "the length of a queue cannot be read");
@@ -97,8 +96,8 @@ impl Queues {
         }
     }
 
-    /// Checks the queues that are due. Those of jobs that wait for a limit are left out if `all` is false and the first one is not
-    /// known to be there.
+    /// Checks the queues that are due. Those of jobs that wait for a limit, which most downstreams lack, are left out if `all` is
+    /// false and the first one is not known to be there.
     async fn check(&mut self, probe: &mut Probe<'_>, all: bool) -> Result<Option<Depth>, Error> {
         self.jobs.check(probe).await?;
         self.home.check(probe).await?;
@@ -130,6 +129,9 @@ impl Queues {
 struct Probe<'a> {
     connection: &'a Connection,
     channel: Option<Channel>,
+    /// Whether queues of the present downstream may be checked that were missing, and how many of its checks found none.
+    may_miss: bool,
+    missed: usize,
     pace: &'a mut Interval,
     stop: &'a CancellationToken,
 }
@@ -171,6 +173,7 @@ impl Probe<'_> {
 pub(super) struct Sweeper {
     depths: Depths,
     downstreams: BTreeMap<String, Queues>,
+    allowance: Allowance,
     unroutable: Queue,
     names: Names,
     /// Divides the intervals.
@@ -183,7 +186,8 @@ impl Sweeper {
     pub(super) fn new(depths: Depths, options: &Options) -> Self {
         let (names, haste) = (options.names(), options.haste.max(1));
         let unroutable = Queue::new(names.unroutable(), haste);
-        Self { depths, downstreams: BTreeMap::new(), unroutable, names, haste, rung_unit: options.rung_unit }
+        let (downstreams, allowance) = (BTreeMap::new(), Allowance::default());
+        Self { depths, downstreams, allowance, unroutable, names, haste, rung_unit: options.rung_unit }
     }
 
     /// Adopts the present list of downstreams.
@@ -213,7 +217,9 @@ impl Sweeper {
             }
             let Some(Some(connection)) = stop.run_until_cancelled(up(&mut current)).await else { return };
             let began = Instant::now();
-            let mut probe = Probe { connection: &connection, channel: None, pace: &mut pace, stop: &stop };
+            let (channel, may_miss, missed) = (None, true, 0);
+            let mut probe =
+                Probe { connection: &connection, channel, may_miss, missed, pace: &mut pace, stop: &stop };
             let swept = self.sweep(&mut probe).await;
             probe.close().await;
             if let Err(error) = swept {
@@ -238,12 +244,13 @@ impl Sweeper {
     /// # Errors
     /// The connection cannot be used.
     async fn sweep(&mut self, probe: &mut Probe<'_>) -> Result<(), Error> {
-        let are_few = self.downstreams.len() <= FEW;
+        self.allowance.begin(self.downstreams.len());
         for queues in self.downstreams.values_mut() {
-            let mut checks_waits = are_few;
+            (probe.may_miss, probe.missed) = (self.allowance.allows(&queues.downstream), 0);
+            let mut checks_waits = self.allowance.is_free();
             {
                 let mut seen = lock(&self.depths.0.seen);
-                checks_waits |= seen.is_watched(Instant::now());
+                checks_waits |= probe.may_miss && seen.is_watched(Instant::now());
                 if seen.outdated.remove(&queues.downstream) {
                     // Letters were removed: a drop to 0 is no error, and counts at once.
                     queues.dead.length.forget();
@@ -255,6 +262,7 @@ impl Sweeper {
             }
             let began = Instant::now();
             let mut depth = queues.check(probe, checks_waits).await?;
+            self.allowance.spend(&queues.downstream, probe.missed);
             queues.gauges.show(depth);
             let mut seen = lock(&self.depths.0.seen);
             if let Some(depth) = &mut depth
@@ -278,6 +286,7 @@ impl Sweeper {
                 None => drop(seen.depths.remove(&queues.downstream)),
             }
         }
+        probe.may_miss = true;
         self.unroutable.check(probe).await?;
         lock(&self.depths.0.seen).unroutable = self.unroutable.length.get();
         Ok(())

@@ -193,11 +193,15 @@ pub(super) fn file(answers: &Answers, limits: &[String], beside: bool) -> String
     let is_spaced = answers.contains_key(&Field::Rate);
     let more = match (rate.starts_with("rate"), limits) {
         (true, []) => FURTHER_LIMITS,
-        (true, _) => "# All limits must allow a job.\n",
+        (true, _) => "",
         (false, _) if !is_spaced => UNSPACED,
         (false, _) => MARGIN,
     };
-    let spacing = if is_spaced { ", evenly spaced" } else { "" };
+    let spacing = match (is_spaced, more) {
+        (true, "") => ", evenly spaced. All limits must allow a job",
+        (true, _) => ", evenly spaced",
+        (false, _) => "",
+    };
     let mut text = HEAD.to_owned();
     text += "\n[amqp]\n# The broker: amqp:// or amqps://USER@HOST:PORT/VHOST; %2f is the vhost `/`.\n";
     text += &url(answers, Field::Broker, "url", beside);

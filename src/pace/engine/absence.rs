@@ -27,13 +27,11 @@ impl<W: Waiter> Engine<W> {
         // A store that refuses a call is available, and will refuse it again (a wrong password, a missing
         // permission).
         let refuses = !error.is_away();
+        self.meters.connected(false);
         if refuses {
             self.end_fallback();
-        } else {
-            self.meters.connected(false);
-            if self.fall_back(error) {
-                return;
-            }
+        } else if self.fall_back(error) {
+            return;
         }
         let (before, at_most) = self.pacing.on_failure();
         match (before, refuses) {

@@ -119,9 +119,9 @@ fn thousands_of_downstreams_at_rest_are_reported_in_groups() {
         let released = u64::from(number % 3 == 0) * 7;
         summary.downstreams.insert(name(number), own(i64::from(number % 2 == 0) * 70_000, released));
     }
-    let mut failed = own(5, 3);
-    failed.releases.failed = 1;
-    summary.downstreams.insert("failed".to_owned(), failed);
+    let mut busy = own(5, 3);
+    busy.counts.waiting = 1;
+    summary.downstreams.insert("busy".to_owned(), busy);
     let text = summary.text();
     assert!(text.len() < 640_000, "{}", text.len());
     assert_eq!(Summary::read(&text).as_ref(), Some(&summary));
@@ -133,6 +133,45 @@ fn thousands_of_downstreams_at_rest_are_reported_in_groups() {
     // Anybody may write a summary.
     let too_many = vec![r#""a""#; MOST_GROUPED].join(",");
     assert!(Summary::read(&text.replacen(r#""n":["#, &format!(r#""n":[{too_many},"#), 1)).is_none());
+}
+
+/// Names are of 63 bytes at most.
+#[test]
+fn ten_thousand_downstreams_that_failed_once_fit_into_what_a_store_keeps() {
+    let name = |number: usize| format!("{number:05}-{}", "n".repeat(57));
+    let failure = Failure {
+        at: 1_764_000_000_000,
+        kind: "connect api.example.com:443".to_owned(),
+        detail: "d".repeat(120),
+        count: 1,
+        response: Some("r".repeat(1024)),
+    };
+    let mut resting = Own { failures: vec![failure], ..Own::default() };
+    (resting.binding.reason, resting.binding.since) = ("idle".to_owned(), 1_764_000_000_000);
+    (resting.releases.released, resting.releases.delivered, resting.releases.failed) = (12_345, 12_344, 1);
+    let mut busy = resting.clone();
+    busy.counts.waiting = 1;
+    for are_busy in [0, 1_000] {
+        let mut summary = Summary::new(Identity::default(), 0);
+        for number in 0..10_000 {
+            let own = if number < are_busy { &busy } else { &resting };
+            summary.downstreams.insert(name(number), own.clone());
+        }
+        let text = summary.text();
+        assert!(text.len() <= MAX_SUMMARY_BYTES, "{}", text.len());
+        let read = Summary::read(&text).unwrap().downstreams;
+        assert_eq!(read.len(), 10_000);
+        let is_same = |number: usize, own: &Own| read[&name(number)].releases == own.releases;
+        assert!((0..10_000).all(|number| is_same(number, if number < are_busy { &busy } else { &resting })));
+        assert!(read.values().all(|own| own.failures.is_empty()), "there is no room for them");
+    }
+    // Where there is room, others see how they failed.
+    let mut summary = Summary::new(Identity::default(), 0);
+    for number in 0..MANY {
+        let own = if number == 7 { resting.clone() } else { Own { failures: Vec::new(), ..resting.clone() } };
+        summary.downstreams.insert(name(number), own);
+    }
+    assert_eq!(Summary::read(&summary.text()), Some(summary));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The metrics that there are, and their kinds.
-const METRICS: [(&str, &str); 38] = [
+const METRICS: [(&str, &str); 40] = [
     ("paced_amqp_connected", "gauge"),
     ("paced_amqp_reconnects_total", "counter"),
     ("paced_binding_seconds_total", "counter"),
@@ -22,6 +22,8 @@ const METRICS: [(&str, &str); 38] = [
     ("paced_jobs_settled_total", "counter"),
     ("paced_log_dropped_total", "counter"),
     ("paced_orphans", "gauge"),
+    ("paced_unconfirmed_queues", "gauge"),
+    ("paced_stuck_dispatchers", "gauge"),
     ("paced_silent_replicas", "gauge"),
     ("paced_stray_replicas", "gauge"),
     ("paced_config_loaded", "gauge"),
@@ -234,7 +236,13 @@ async fn every_metric_is_there_at_0_before_the_first_job() {
     assert_eq!(scrape.samples["paced_amqp_reconnects_total"], 0.0);
     assert_eq!(scrape.samples["paced_unroutable_total"], 0.0);
     assert_eq!(scrape.samples["paced_orphans"], 0.0);
-    for name in ["paced_silent_replicas", "paced_stray_replicas", "paced_unreadable_files"] {
+    for name in [
+        "paced_silent_replicas",
+        "paced_stray_replicas",
+        "paced_stuck_dispatchers",
+        "paced_unconfirmed_queues",
+        "paced_unreadable_files",
+    ] {
         assert_eq!(scrape.samples[name], 0.0, "{name}");
     }
     assert_eq!(scrape.samples["paced_config_loaded"], 1.0);

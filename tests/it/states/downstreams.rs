@@ -85,6 +85,7 @@ impl Scene {
         let file = |name: &str| self.folder.path().join(name).display().to_string();
         match id {
             "backlog" => "rate = '1/s'".to_owned(),
+            "pace" => "rate = '100/m'\nlimits = [{ algorithm = 'quota', rate = '5000/day' }]".to_owned(),
             "window" => "rate = '100/s'\nlimits = [{ algorithm = 'sliding-log', rate = '3/m' }]".to_owned(),
             "quota" => "rate = '100/s'\nlimits = [{ algorithm = 'quota', rate = '3/month' }]".to_owned(),
             "throttled" | "cooling" => "rate = '2/s'".to_owned(),
@@ -172,8 +173,9 @@ fn answer(id: &str, gate: &Gate) -> Answer {
 /// The jobs of all downstreams, with their routing keys.
 fn jobs() -> Vec<(String, Job)> {
     let tomorrow = AMQPValue::LongLongInt(wall_now().0 / 1000 + 24 * HOUR / 1000);
-    let counts: [(&'static str, usize); 24] = [
+    let counts: [(&'static str, usize); 25] = [
         ("backlog", 200),
+        ("pace", 400),
         ("window", 30),
         ("quota", 10),
         ("paused", 5),

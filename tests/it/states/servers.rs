@@ -88,6 +88,14 @@ async fn a_store_that_goes_is_shown_with_every_setting_of_on_unavailable() {
     let before = held();
     eventually("slots are granted again", LONG, || held() > before + 1).await;
 
+    redis.command(&["CONFIG", "SET", "maxmemory", "1"]).await.unwrap();
+    publish("hold", 60).await;
+    let full = Made::new(state(&states, "full-store"), "hold", &*host);
+    are_shown(&replica, 0, vec![full]).await;
+    assert_alive(&replica).await;
+    redis.command(&["CONFIG", "SET", "maxmemory", "0"]).await.unwrap();
+    is_ready(&replica, &POLICIES).await;
+
     redis.command(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]).await.unwrap();
     publish("hold", 60).await;
     let refused = Made::new(state(&states, "refused-store"), "hold", &*host);
@@ -187,6 +195,31 @@ async fn a_broker_where_nothing_can_be_parked_is_shown() {
     let states = of("parking");
     are_shown(&replica, 0, vec![Made::new(state(&states, "unparkable"), BILLING, "")]).await;
     assert_alive(&replica).await;
+    assert_eq!(replica.paced.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_pause_that_has_ended_is_shown_at_once() {
+    let site = Site::shared("stateresume", "rate = '1/s'").await;
+    let replica = AdminReplica::with_token(&site).await;
+    let done = async |change: &[&str]| assert_eq!(replica.tool(TOKEN, change).await.code, 0);
+    site.publish(Job::many("job", 500)).await;
+    done(&["pause", BILLING]).await;
+    until("jobs wait for the end of the pause", LONG, async || {
+        let look = Look::at(&replica, 0).await;
+        let of = |path| values(&look.state, path, BILLING).first().copied().cloned().unwrap_or_default();
+        of(".downstreams[].binding.reason") == "paused"
+            && of(".downstreams[].waiting").as_u64() > Some(0)
+            && look.samples("paced_paused", BILLING) == [1.0]
+    })
+    .await;
+    done(&["resume", BILLING]).await;
+    let first = Look::at(&replica, 0).await;
+    let states = of("resume");
+    let made = Made::new(state(&states, "resumed"), BILLING, "");
+    assert_eq!(first.lacks_in_json(&made), Vec::<String>::new(), "{:#}", first.state);
+    assert!(!first.table.contains("paused"), "{}", first.table);
+    are_shown(&replica, 0, vec![made]).await;
     assert_eq!(replica.paced.stop().await, 0);
 }
 

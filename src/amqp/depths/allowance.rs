@@ -1,0 +1,90 @@
+//! How many checks of queues that are probably missing a sweep over many downstreams may make. It has no I/O.
+//!
+//! Each such check spends a number of a channel for as long as the connection lives, and a connection of which all are
+//! spent is replaced, with its consumers. A connection has two thousand.
+
+/// Up to this number of downstreams all queues are checked when they are due.
+pub(super) const FEW: usize = 250;
+
+/// The most of these checks in a sweep over more downstreams, or one for this number of them if that is more: a sweep over
+/// ten thousand takes twenty-five minutes.
+const MOST: usize = 20;
+const PART: usize = 50;
+
+/// The checks that are left in a sweep, and where the last one ended.
+#[derive(Debug, Default)]
+pub(super) struct Allowance {
+    /// The number of downstreams of this sweep.
+    downstreams: usize,
+    spent: usize,
+    /// The last downstream, by name, that had such a check in the sweep before, if that had no more left. This sweep goes
+    /// on after it, so that all have their turn.
+    after: Option<String>,
+    /// The same of this sweep.
+    last: Option<String>,
+}
+
+impl Allowance {
+    /// Begins a sweep over this number of downstreams.
+    pub(super) fn begin(&mut self, downstreams: usize) {
+        *self = Self { downstreams, spent: 0, after: self.last.take(), last: None };
+    }
+
+    /// Whether there are so few downstreams that everything may be checked.
+    pub(super) const fn is_free(&self) -> bool {
+        self.downstreams <= FEW
+    }
+
+    /// Whether queues of this downstream may be checked that are probably missing. The downstreams of a sweep come by
+    /// name.
+    pub(super) fn allows(&self, downstream: &str) -> bool {
+        self.is_free() || self.last.is_none() && self.after.as_deref().is_none_or(|after| downstream > after)
+    }
+
+    /// Records how many checks of a downstream found no queue.
+    pub(super) fn spend(&mut self, downstream: &str, checks: usize) {
+        self.spent += checks;
+        if self.last.is_none() && self.spent >= MOST.max(self.downstreams / PART) {
+            self.last = Some(downstream.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// How many checks each sweep makes, and how often each downstream has one: all of them lack a queue, which is due in
+    /// each sweep.
+    fn swept(downstreams: usize, sweeps: usize) -> (Vec<usize>, Vec<usize>) {
+        let mut allowance = Allowance::default();
+        let mut checks: BTreeMap<String, usize> =
+            (0..downstreams).map(|number| (format!("d{number:05}"), 0)).collect();
+        let mut of_sweeps = Vec::new();
+        for _ in 0..sweeps {
+            allowance.begin(downstreams);
+            let mut made = 0;
+            for (name, count) in &mut checks {
+                if allowance.allows(name) {
+                    (made, *count) = (made + 1, *count + 1);
+                    allowance.spend(name, 1);
+                }
+            }
+            of_sweeps.push(made);
+        }
+        (of_sweeps, checks.into_values().collect())
+    }
+
+    #[test]
+    fn many_downstreams_that_lack_queues_have_their_turns_and_few_need_none() {
+        assert_eq!(swept(FEW, 3), (vec![FEW; 3], vec![3; FEW]));
+        let (of_sweeps, checks) = swept(FEW + 1, 14);
+        assert!(of_sweeps.iter().all(|made| *made <= MOST), "{of_sweeps:?}");
+        assert!(checks.iter().all(|count| (1..=2).contains(count)), "{checks:?}");
+        let (of_sweeps, checks) = swept(10_000, 51);
+        assert!(of_sweeps.iter().all(|made| *made <= 10_000 / PART), "{of_sweeps:?}");
+        assert!(checks.iter().all(|count| (1..=2).contains(count)));
+    }
+}
