@@ -46,7 +46,7 @@ const REPORTS: Figure = Figure::median("other store calls while idle", Unit::Pla
 /// For readers of the report.
 pub const ABOUT: &str = "Then, once, a daemon has 1 000 downstreams, and another one 10 000, with `declare = false` on classic \
      queues that exist already (three for each; as many quorum queues would be a test of the broker). 100 of them have 5 jobs \
-     each. 15 s after these have arrived, 20 s are counted in which nothing happens: processor time from /proc, and by Redis's \
+     each, which go first. 15 s after these have arrived, 20 s are counted in which nothing happens: processor time from /proc, and by Redis's \
      statistics the calls that read the state of a downstream, and all other scripts a second (the replica's report of itself).";
 
 /// Measures both numbers of downstreams, once.

@@ -69,6 +69,7 @@ mod socket;
 mod source;
 mod status;
 mod supervisor;
+mod survey;
 mod tags;
 mod targets;
 mod ticket;
