@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
@@ -31,6 +32,8 @@ pub struct Address {
     tls: Option<Tls>,
     /// The URL as it is now, where it has a file.
     url: Option<Arc<FreshSecret>>,
+    /// The longest frame, as the last connection agreed on it with the broker; 0 before the first one.
+    frame_max: Arc<AtomicU32>,
 }
 
 /// The reason why a text is no address. It never repeats the text, which may hold a password.
@@ -70,8 +73,20 @@ impl Address {
     }
 
     /// The URL, with the first host.
+    ///
+    /// It asks for frames as long as those of the last connection. The client has room for 64 frames for each connection. It
+    /// allocates this room at once if it knows the length, and then only what is used takes memory. If it learns the length
+    /// from the broker, it fills 8 MiB with zeros.
     pub(super) fn uri(&self) -> AMQPUri {
-        self.uri.clone()
+        let mut uri = self.uri.clone();
+        let known = self.frame_max.load(Ordering::Relaxed);
+        uri.query.frame_max = uri.query.frame_max.or((known > 0).then_some(known));
+        uri
+    }
+
+    /// Remembers the longest frame that a connection agreed on with the broker.
+    pub(super) fn agreed_on_frames(&self, frame_max: u32) {
+        self.frame_max.store(frame_max, Ordering::Relaxed);
     }
 
     /// An address for each host.
@@ -124,7 +139,7 @@ impl Address {
         }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         let tls = matches!(uri.scheme, AMQPScheme::AMQPS).then(Tls::system);
-        Ok(Self { uri, others: Vec::new(), tls, url: None })
+        Ok(Self { uri, others: Vec::new(), tls, url: None, frame_max: Arc::default() })
     }
 }
 
@@ -245,6 +260,19 @@ mod tests {
         let heartbeat = |text: &str| text.parse::<Address>().unwrap().uri.query.heartbeat;
         assert_eq!(heartbeat("amqp://h"), Some(HEARTBEAT));
         assert_eq!(heartbeat("amqp://h/?heartbeat=3"), Some(3));
+    }
+
+    #[test]
+    fn later_connections_ask_for_the_frames_of_the_first() {
+        let asked = |address: &Address| address.uri().query.frame_max;
+        let address: Address = "amqp://h".parse().unwrap();
+        assert_eq!(asked(&address), None, "the broker decides");
+        let shared = address.clone();
+        address.each_host()[0].agreed_on_frames(65_536);
+        assert_eq!(asked(&shared), Some(65_536));
+        let address: Address = "amqp://h?frame_max=8192".parse().unwrap();
+        address.agreed_on_frames(4_096);
+        assert_eq!(asked(&address), Some(8_192), "the URL decides");
     }
 
     #[test]

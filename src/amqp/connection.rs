@@ -114,7 +114,9 @@ async fn connect_to(
     match tokio::time::timeout(CONNECT, connecting).await {
         Ok(Ok(connection)) => {
             guard.take();
-            frame_max.set(connection.configuration().frame_max());
+            let agreed = connection.configuration().frame_max();
+            frame_max.set(agreed);
+            address.agreed_on_frames(agreed);
             Ok(connection)
         }
         Ok(Err(error)) => Err(Error::connecting(address.to_string(), &error)),

@@ -161,6 +161,15 @@ impl Consumers {
         lock(&self.state).free.insert(index);
     }
 
+    /// Waits until this downstream is consumed, or there is none of this name. Cancel safe.
+    pub(super) async fn attached(&self, downstream: &str) {
+        let attached = lock(&self.attached).get(downstream).cloned();
+        if let Some(mut attached) = attached {
+            // The sender is gone once the downstream is removed.
+            let _ = attached.wait_for(|attached| *attached).await;
+        }
+    }
+
     /// Waits until every downstream is consumed. Cancel safe.
     pub(super) async fn ready(&self) {
         while !self.is_ready() {

@@ -69,6 +69,7 @@ mod socket;
 mod source;
 mod status;
 mod supervisor;
+mod survey;
 mod tags;
 mod targets;
 mod ticket;
@@ -316,7 +317,8 @@ impl Amqp {
             Attached::each(attached),
             slots.clone(),
         );
-        let subscribers = subscribers.map(|subscriber| self.subscribers.tasks.spawn(subscriber.run()));
+        let subscribers =
+            subscribers.map(|subscriber| self.subscribers.tasks.spawn(Box::new(subscriber).run()));
         let unparker = self.subscribers.unparkers.spawn(unparker.run());
         (Running { slots, closing, subscribers, unparker }, source)
     }

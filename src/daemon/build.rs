@@ -89,7 +89,7 @@ impl Daemon {
         let manager = Manager::from_env();
         let prefix = broker.prefix.clone();
         let (amqp, stop) = (Arc::new(Amqp::start(broker)), CancellationToken::new());
-        let (handles, ends) = handles(&made, &stop);
+        let (handles, each) = handles(&made, &stop);
         let observer = Observer::start(status::Parts {
             identity: identity(),
             dispatchers: handles.clone(),
@@ -116,10 +116,8 @@ impl Daemon {
         };
         let server = server.map(|server| server.serve(readiness, api, &access)).transpose()?;
         let mut serving = Serving::new(Arc::clone(&amqp), handles.clone(), orders, stop.clone());
-        for (Made { name, dispatcher, .. }, end) in made.into_iter().zip(ends) {
-            let begun = serving.begin(name, dispatcher, end);
-            begun.map_err(|error| Error::failed("no source of jobs", error))?;
-        }
+        let begun = serving.begin_all(made.into_iter().zip(each).collect());
+        begun.map_err(|error| Error::failed("no source of jobs", error))?;
         tokio::spawn(liveness::watch(stuck, handles.clone(), stop.clone()));
         manager.watch(amqp.status(), handles, stop.clone());
         let watches = live.watches();
@@ -212,15 +210,15 @@ fn make_all(settings: &Settings, factory: &mut Factory) -> Result<(Vec<Made>, Se
     Ok((all, secrets))
 }
 
-/// The handles of dispatchers, and for each the token that ends it; `stop` ends all of them.
-fn handles(made: &[Made], stop: &CancellationToken) -> (Dispatchers, Vec<CancellationToken>) {
-    let (handles, mut ends) = (Dispatchers::default(), Vec::with_capacity(made.len()));
+/// The handles of dispatchers, together and one by one; `stop` ends all of them.
+fn handles(made: &[Made], stop: &CancellationToken) -> (Dispatchers, Vec<Handle>) {
+    let (handles, mut each) = (Dispatchers::default(), Vec::with_capacity(made.len()));
     for Made { name, dispatcher, .. } in made {
         let handle = Handle::of(dispatcher, stop.child_token());
-        ends.push(handle.end.clone());
+        each.push(handle.clone());
         handles.insert(name.clone(), handle);
     }
-    (handles, ends)
+    (handles, each)
 }
 
 /// The dispatcher of one downstream for jobs that are not from the broker and cannot be parked there: by the limits in force

@@ -43,9 +43,9 @@ async fn watch_all(stuck: &Stuck, dispatchers: &Dispatchers) -> Infallible {
     }
 }
 
-async fn watch_one(stuck: &Stuck, name: &str, Handle { control, end, .. }: &Handle) {
+async fn watch_one(stuck: &Stuck, name: &str, dispatcher: &Handle) {
     let within = failpoint::interval(LONGEST);
-    match end.run_until_cancelled(timeout(within, control.turn())).await {
+    match dispatcher.end.run_until_cancelled(timeout(within, dispatcher.turn())).await {
         Some(Err(_)) if stuck.insert(name) => tracing::error!(
             downstream = name,
             ?within,

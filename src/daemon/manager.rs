@@ -142,8 +142,8 @@ impl Manager {
 
 /// Whether each of these dispatchers takes a turn within this time, or is to end; those that do not are logged.
 async fn all_turn(dispatchers: &BTreeMap<String, Handle>, within: Duration) -> bool {
-    let turns = dispatchers.iter().map(|(name, Handle { control, end, .. })| async move {
-        let turn = end.run_until_cancelled(timeout(within, control.turn())).await;
+    let turns = dispatchers.iter().map(|(name, dispatcher)| async move {
+        let turn = dispatcher.end.run_until_cancelled(timeout(within, dispatcher.turn())).await;
         let turned = turn.is_none_or(|turn| turn.is_ok());
         if !turned {
             tracing::error!(

@@ -15,6 +15,7 @@ mod running;
 mod secrets;
 mod serving;
 mod signals;
+mod starts;
 mod tokens;
 mod watches;
 

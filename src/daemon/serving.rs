@@ -8,6 +8,8 @@
 //! process. So the other dispatchers serve their APIs meanwhile, and usually another replica serves the API of one
 //! that restarts.
 //!
+//! At the start of many, those begin first that have jobs (`starts.rs`).
+//!
 //! A dispatcher that must end finishes its sends, however long a request takes, and gives its other jobs back to the
 //! broker. When the daemon stops, it has `shutdown.drain_timeout` for that.
 
@@ -19,10 +21,11 @@ use paced::amqp::{self, Amqp};
 use paced::dispatch::{Dispatcher, Drained};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::factory::Made;
+use super::starts::{AT_ONCE, Starts};
 use crate::status::{Dispatchers, Handle};
 
 /// How many restart at a time: a part of those that run, and at least some.
@@ -31,6 +34,9 @@ const RESTARTING: usize = 4;
 
 /// How long a dispatcher may take beyond its drain: the broker confirms the last acks meanwhile.
 const LATE: Duration = Duration::from_secs(60);
+
+/// How long one counts as beginning at most: its queue may be missing.
+const BEGINNING: Duration = Duration::from_secs(2);
 
 /// The dispatchers that end and begin at one reload. If a name is in both lists, its new dispatcher begins once the
 /// old one has ended.
@@ -47,7 +53,9 @@ pub(super) struct Serving {
     /// Ends all dispatchers.
     stop: CancellationToken,
     running: JoinSet<Ended>,
-    /// The downstreams whose dispatchers run, or have not ended yet.
+    /// The dispatchers that have not begun.
+    starts: Starts<(Dispatcher, Handle)>,
+    /// The downstreams whose dispatchers run, or have not begun, or not ended yet.
     names: BTreeSet<String>,
     /// Those that begin once the dispatcher of their name has ended.
     next: BTreeMap<String, Made>,
@@ -77,16 +85,50 @@ impl Serving {
         orders: mpsc::UnboundedReceiver<Order>,
         stop: CancellationToken,
     ) -> Self {
-        let (running, names) = (JoinSet::new(), BTreeSet::new());
+        let (running, starts, names) = (JoinSet::new(), Starts::none(), BTreeSet::new());
         let (next, turn) = (BTreeMap::new(), Turn::new());
-        Self { amqp, dispatchers, orders, stop, running, names, next, turn }
+        Self { amqp, dispatchers, orders, stop, running, starts, names, next, turn }
+    }
+
+    /// Starts the first dispatchers, whose handles are in the list. If they are many, they begin while [`Serving::run`] runs.
+    ///
+    /// # Errors
+    /// The connections know no such downstream.
+    pub(super) fn begin_all(&mut self, all: Vec<(Made, Handle)>) -> Result<(), amqp::Error> {
+        if all.len() <= AT_ONCE {
+            let mut all = all.into_iter();
+            return all.try_for_each(|(made, handle)| self.begin(made.name, made.dispatcher, handle.end));
+        }
+        let wait = |(made, handle): (Made, Handle)| {
+            handle.set_begun(false);
+            (made.name, (made.dispatcher, handle))
+        };
+        let waiting: BTreeMap<_, _> = all.into_iter().map(wait).collect();
+        self.names.extend(waiting.keys().cloned());
+        self.starts = Starts::of(waiting, self.amqp.with_jobs());
+        Ok(())
+    }
+
+    /// Starts one that has waited for its turn.
+    fn begin_next(&mut self, name: String, (dispatcher, handle): (Dispatcher, Handle)) {
+        if let Err(error) = self.begin(name.clone(), dispatcher, handle.end.clone()) {
+            return self.cannot_serve(&name, &error);
+        }
+        handle.set_begun(true);
+        let amqp = Arc::clone(&self.amqp);
+        self.starts.begun(Box::pin(async move { drop(timeout(BEGINNING, amqp.attached(&name)).await) }));
+    }
+
+    fn cannot_serve(&self, name: &str, error: &amqp::Error) {
+        tracing::error!(downstream = name, %error, "the downstream cannot be served");
+        self.dispatchers.forget(name);
     }
 
     /// Starts a dispatcher whose handle is in the list, and which runs until `end`.
     ///
     /// # Errors
     /// The connections know no such downstream.
-    pub(super) fn begin(
+    fn begin(
         &mut self,
         name: String,
         dispatcher: Dispatcher,
@@ -95,8 +137,10 @@ impl Serving {
         let source = self.amqp.source(&name)?;
         self.names.insert(name.clone());
         let (amqp, stop) = (Arc::clone(&self.amqp), self.stop.clone());
+        // Boxed, it is not part of the task twice.
+        let run = Box::pin(dispatcher.run_among(source, end.clone(), stop.clone()));
         self.running.spawn(async move {
-            let drained = dispatcher.run_among(source, end.clone(), stop.clone()).await;
+            let drained = run.await;
             let is_ordered = end.is_cancelled() && !stop.is_cancelled();
             let is_flushed = !is_ordered || amqp.remove(&name).await;
             if !is_flushed {
@@ -115,12 +159,11 @@ impl Serving {
         loop {
             tokio::select! {
                 Some(order) = self.orders.recv() => self.carry_out(order),
+                (name, one) = self.starts.next() => self.begin_next(name, one),
                 Some(ended) = self.running.join_next() => match ended {
                     Ok(Ended { name, drained, is_ordered: true, .. }) => self.ended(&name, drained),
                     ended => return ended,
                 },
-                // No further orders can come.
-                else => std::future::pending::<()>().await,
             }
         }
     }
@@ -169,7 +212,8 @@ impl Serving {
     }
 
     /// Makes a dispatcher end. If it does not end in time, the log says so: until then its successor cannot begin.
-    fn end(&self, name: &str) {
+    fn end(&mut self, name: &str) {
+        self.starts.hasten(name);
         let is_ending = self.dispatchers.is_ending(name);
         let Some(handle) = self.dispatchers.end(name).filter(|_| !is_ending) else { return };
         let (name, dispatchers, stop) = (name.to_owned(), self.dispatchers.clone(), self.stop.clone());
@@ -198,10 +242,7 @@ impl Serving {
             let handle = Handle::of(&dispatcher, self.stop.child_token());
             match self.begin(name.clone(), dispatcher, handle.end.clone()) {
                 Ok(()) => self.dispatchers.insert(name, handle),
-                Err(error) => {
-                    tracing::error!(downstream = name, %error, "the downstream cannot be served");
-                    self.dispatchers.forget(&name);
-                }
+                Err(error) => self.cannot_serve(&name, &error),
             }
         }
     }

@@ -219,13 +219,13 @@ impl Dispatcher {
     /// sends early ([`Dispatcher::with_send_timeout`]); from `stop` on they have the drain time-out.
     ///
     /// Not cancel safe, as [`Dispatcher::run`].
-    pub async fn run_among(
+    pub fn run_among(
         self,
         source: impl Source,
         end: CancellationToken,
         stop: CancellationToken,
-    ) -> Drained {
-        worker::Worker::run(self, source, Ends { end, stop }).await
+    ) -> impl Future<Output = Drained> {
+        worker::Worker::run(self, source, Ends { end, stop })
     }
 }
 

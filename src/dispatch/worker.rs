@@ -62,8 +62,8 @@ struct Flights {
     tasks: TaskTracker,
     /// Ends flights that have not ended in time.
     abandon: CancellationToken,
-    /// The sender for events of flights.
-    events: mpsc::UnboundedSender<Event>,
+    /// The sender for events of flights. They are boxed, since the channel has room for some from the start.
+    events: mpsc::UnboundedSender<Box<Event>>,
     /// How long they may take to end once the process is stopped.
     drain_timeout: Duration,
     /// How long they may take to end while the process runs on; at least as long.
@@ -80,12 +80,12 @@ const BEHIND: Duration = Duration::from_millis(100);
 struct Inputs {
     ends: Ends,
     wakeups: Wakeups,
-    events: mpsc::UnboundedReceiver<Event>,
+    events: mpsc::UnboundedReceiver<Box<Event>>,
     control: ControlEnd,
 }
 
 impl Flights {
-    fn new(options: &Options, send_timeout: Duration) -> (Self, mpsc::UnboundedReceiver<Event>) {
+    fn new(options: &Options, send_timeout: Duration) -> (Self, mpsc::UnboundedReceiver<Box<Event>>) {
         let Options { drain_timeout, linger, .. } = *options;
         let (sender, events) = mpsc::unbounded_channel();
         let (tasks, abandon) = (TaskTracker::new(), CancellationToken::new());
@@ -119,13 +119,15 @@ impl Worker {
         let control = std::mem::take(&mut parts.control);
         let clock = Arc::clone(&parts.clock);
         let (worker, events) = Self::new(parts);
+        // The future of a function has room for each argument twice, so the worker is boxed.
+        let worker = Box::new(worker);
         let wakeups = worker.engine.wakeups(&*clock);
         let inputs = Inputs { ends, wakeups, events, control };
         let span = worker.engine.span();
         worker.listen(source, inputs).instrument(span)
     }
 
-    fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Event>) {
+    fn new(parts: Dispatcher) -> (Self, mpsc::UnboundedReceiver<Box<Event>>) {
         let Dispatcher { options, store, sink, board, peers, send_timeout, .. } = parts;
         let engine = Engine::new(options.settings(), store).with_peers(peers).opening_connections();
         let mut engine = if options.proposes_limits { engine } else { engine.without_proposing() };
@@ -163,7 +165,7 @@ impl Worker {
         (worker, events)
     }
 
-    async fn listen(mut self, mut source: impl Source, mut inputs: Inputs) -> Drained {
+    async fn listen(mut self: Box<Self>, mut source: impl Source, mut inputs: Inputs) -> Drained {
         let (mut is_open, mut ends_at) = (true, None);
         loop {
             failpoint::held().await;
@@ -193,9 +195,9 @@ impl Worker {
                 }
                 // Events of flights may close the gate for slots that come now.
                 Some(event) = events.recv() => {
-                    self.note(event);
+                    self.note(*event);
                     let more = std::iter::from_fn(|| events.try_recv().ok());
-                    more.take(MAX_INPUTS_PER_TURN).for_each(|event| self.note(event));
+                    more.take(MAX_INPUTS_PER_TURN).for_each(|event| self.note(*event));
                 }
                 () = ended(&mut self.halt.stopping) => self.source_stopped(),
                 tried = ended(&mut self.halt.trial) => self.tried(tried),
@@ -214,7 +216,6 @@ impl Worker {
                 }
             }
         }
-        // Otherwise the task would have room for a second worker from its start.
         Box::pin(self.drain(source, inputs.events, inputs.ends.stop)).await
     }
 

@@ -67,7 +67,9 @@ impl LimitSet {
         if all.is_empty() {
             return Err(LimitError::Empty);
         }
-        let (mut limits, mut given, mut times) = (Vec::<Limit>::new(), vec![], Vec::<u32>::new());
+        // Most sets have one limit, and some of each downstream last.
+        let mut limits = Vec::<Limit>::with_capacity(1);
+        let (mut given, mut times) = (Vec::with_capacity(1), Vec::<u32>::with_capacity(1));
         for limit in all {
             // Two reads before one write would undercount a limit that is given twice, so it is stored once, at twice
             // the cost.

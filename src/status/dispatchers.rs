@@ -1,6 +1,7 @@
 //! The present dispatchers of this process. A reload adds and removes some.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,13 +20,28 @@ pub(crate) struct Handle {
     pub(crate) end: CancellationToken,
     /// How long it takes at most to end.
     pub(crate) longest_drain: Duration,
+    /// Whether it runs, or has run. At the start of many, most wait for their turn.
+    has_begun: Arc<AtomicBool>,
 }
 
 impl Handle {
     /// A handle on this dispatcher, which runs until `end`.
     pub(crate) fn of(dispatcher: &Dispatcher, end: CancellationToken) -> Self {
         let (view, peers, control) = (dispatcher.view(), dispatcher.peers(), dispatcher.control());
-        Self { view, peers, control, end, longest_drain: dispatcher.longest_drain() }
+        let (longest_drain, has_begun) = (dispatcher.longest_drain(), Arc::new(AtomicBool::new(true)));
+        Self { view, peers, control, end, longest_drain, has_begun }
+    }
+
+    /// Sets whether it runs. One that waits for its turn to begin is not stuck.
+    pub(crate) fn set_begun(&self, has_begun: bool) {
+        self.has_begun.store(has_begun, Ordering::Relaxed);
+    }
+
+    /// Waits for a turn of its loop, unless it has not begun yet. Cancel safe.
+    pub(crate) async fn turn(&self) {
+        if self.has_begun.load(Ordering::Relaxed) {
+            self.control.turn().await;
+        }
     }
 }
 

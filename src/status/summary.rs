@@ -333,7 +333,7 @@ impl Summary {
 }
 
 impl Group {
-    /// A group of these, of which there is at least one.
+    /// The group of these downstreams, at least one, whose files have the limits with this hash.
     fn new(file: u64, all: &[(&String, &Own)]) -> Self {
         let since = all.iter().map(|(_, own)| own.binding.since).min().unwrap_or_default();
         let each =

@@ -82,6 +82,29 @@ async fn one_that_comes_is_served_and_one_that_goes_finishes_gives_back_and_is_a
     assert_eq!(paced.stop().await, 0);
 }
 
+/// More than begin at a time: those with jobs, and the others.
+#[tokio::test]
+async fn of_many_each_is_served() {
+    const ALL: usize = 70;
+    let site = Site::shared("many", "rate = '1000/s'").await;
+    let (api, queue) = (Api::start(), |n: usize| format!("{}-{n}", site.prefix));
+    let (_connection, channel) = publish::open(&site.amqp).await;
+    let mut tables = String::new();
+    for n in 0..ALL {
+        channel.queue_declare(queue(n).into(), Default::default(), Default::default()).await.unwrap();
+        tables += &table(&format!("d{n}"), &api, &format!("rate = '1000/s'\nqueue.name = '{}'", queue(n)));
+    }
+    publish::publish_to(&site.amqp, "", &queue(ALL - 1), Job::many("job", 10)).await;
+    let paced = Paced::hasty(&with(&site, &tables), 50).await;
+    assert!(compare("job", 10, &api.wait_for(10, LONG).await).is_clean());
+    paced.wait_ready().await;
+    for n in 0..ALL {
+        publish::publish_to(&site.amqp, "", &queue(n), Job::many(&format!("later{n}-"), 1)).await;
+    }
+    assert_eq!(ids(&api.wait_for(10 + ALL, LONG).await).len(), 10 + ALL, "none is lost, none is sent twice");
+    assert_eq!(paced.stop().await, 0);
+}
+
 #[tokio::test]
 async fn one_that_restarts_loses_nothing_and_sends_nothing_twice() {
     let site = Site::shared("restarts", "rate = '200/s'").await;

@@ -119,9 +119,16 @@ enum End {
 
 /// The result of an attempt to attach.
 enum Attempt {
-    Consuming(Box<Feeds>, Consumer, Consuming),
+    Consuming(Box<Started>),
     /// The subscriber is stopping.
     Over,
+}
+
+/// A consumer that has started.
+struct Started {
+    feeds: Feeds,
+    consumer: Consumer,
+    consuming: Consuming,
 }
 
 /// A channel for consuming a queue.
@@ -150,7 +157,8 @@ enum After {
 }
 
 impl Subscriber {
-    pub(in crate::amqp) async fn run(mut self) {
+    /// Boxed, since the future has room for its argument twice, and there are two for each downstream.
+    pub(in crate::amqp) async fn run(mut self: Box<Self>) {
         let mut backoff = Backoff::default();
         let mut trouble = Episode::default();
         // The reason why jobs cannot be parked, although those that are parked come back.
@@ -177,12 +185,12 @@ impl Subscriber {
             };
             let wait = match attached {
                 Ok(Attempt::Over) => return,
-                Ok(Attempt::Consuming(feeds, consumer, consuming)) => {
+                Ok(Attempt::Consuming(started)) => {
                     if trouble.end() {
                         info!(downstream = %self.name(), "consuming again");
                     }
                     let since = Instant::now();
-                    match self.pump(*feeds, (consumer, consuming), without.take()).await {
+                    match self.pump(started, without.take()).await {
                         End::Closed => return,
                         End::Lost(reason) => Box::pin(self.give_back(&mut trouble, reason)).await,
                     }
@@ -206,12 +214,7 @@ impl Subscriber {
     }
 
     /// Hands on the deliveries of a consumer until it ends. `without` is the reason why jobs cannot be parked.
-    async fn pump(
-        &mut self,
-        feeds: Feeds,
-        (consumer, consuming): (Consumer, Consuming),
-        without: Option<Error>,
-    ) -> End {
+    async fn pump(&mut self, started: Box<Started>, without: Option<Error>) -> End {
         self.reports.attached.set(true);
         if self.queue == Queue::Home {
             match without {
@@ -219,7 +222,7 @@ impl Subscriber {
                 None => self.settlement.parking.open(),
             }
         }
-        let end = Pump::new(self, feeds, consumer, consuming).run().await;
+        let end = Pump::new(self, *started).run().await;
         self.reports.attached.set(false);
         end
     }

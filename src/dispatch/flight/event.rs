@@ -80,7 +80,7 @@ impl FlightEnd {
 
 /// Reports to the dispatcher that the send is over, however the flight ends.
 pub(in crate::dispatch) struct FlightGuard {
-    events: mpsc::UnboundedSender<Event>,
+    events: mpsc::UnboundedSender<Box<Event>>,
     pub(super) end: FlightEnd,
 }
 
@@ -108,7 +108,7 @@ impl Event {
 }
 
 impl FlightGuard {
-    pub(in crate::dispatch) fn new(events: mpsc::UnboundedSender<Event>, key: Arc<[String]>) -> Self {
+    pub(in crate::dispatch) fn new(events: mpsc::UnboundedSender<Box<Event>>, key: Arc<[String]>) -> Self {
         let (contact, ending) = (Contact::None, Ending::Other);
         let end = FlightEnd { since: Instant::now(), key, took: None, contact, ending };
         Self { events, end }
@@ -116,7 +116,7 @@ impl FlightGuard {
 
     pub(super) fn send(&self, event: Event) {
         // Without a dispatcher nobody receives the event; the job returns to its broker with the connection.
-        let _ = self.events.send(event);
+        let _ = self.events.send(Box::new(event));
     }
 }
 

@@ -49,9 +49,9 @@ impl Last {
 
 impl Worker {
     pub(super) async fn drain(
-        mut self,
+        mut self: Box<Self>,
         mut source: impl Source,
-        mut events: mpsc::UnboundedReceiver<Event>,
+        mut events: mpsc::UnboundedReceiver<Box<Event>>,
         stop: CancellationToken,
     ) -> Drained {
         let last = Last::new(stop, &self.flights);
@@ -91,7 +91,7 @@ impl Worker {
     }
 
     /// Lets the sends in progress end, up to this instant; returns whether all have.
-    async fn finish(&mut self, events: &mut mpsc::UnboundedReceiver<Event>, mut last: Last) -> bool {
+    async fn finish(&mut self, events: &mut mpsc::UnboundedReceiver<Box<Event>>, mut last: Last) -> bool {
         self.flights.tasks.close();
         let flights = self.flights.tasks.clone();
         let before_end = LAST_CALL.min(self.flights.drain_timeout / 2);
@@ -115,7 +115,7 @@ impl Worker {
                     }
                     (Ok(()), Err(_)) if !flights.is_empty() => {}
                     (ended, event) => {
-                        let entry = event.ok().and_then(Event::into_entry);
+                        let entry = event.ok().and_then(|event| event.into_entry());
                         entry.into_iter().for_each(|entry| self.give_back(entry));
                         return ended.is_ok();
                     }

@@ -333,7 +333,7 @@ impl Worker {
                 }
                 (Parked::Lost, None) => {
                     track.lose(lands(), has_own_id.then_some(attempts));
-                    return drop(events.send(Event::Parked(began)));
+                    return drop(events.send(Box::new(Event::Parked(began))));
                 }
                 (Parked::Lost | Parked::Refused(_), Some(ticket)) => Some(ticket),
                 (Parked::Refused(ticket), None) => {
@@ -355,7 +355,7 @@ impl Worker {
                 }
             };
             // Without a dispatcher nobody receives the event, and its ticket gives the job back.
-            let _ = events.send(event);
+            let _ = events.send(Box::new(event));
         });
     }
 }

@@ -124,6 +124,39 @@ async fn all_are_consumed_where_a_connection_may_have_few_channels() {
     assert!(within("the shutdown", amqp.shutdown(LONG)).await);
 }
 
+/// Before anything is consumed, the downstreams are known in whose queues jobs wait, also where other queues are missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_with_jobs_are_known_before_they_are_consumed() {
+    const MISSING: usize = 3;
+    let rabbit = shared().await;
+    let url = vhost(rabbit, "survey").await;
+    let (_connection, channel) = open(&url).await;
+    for n in MISSING..ALL {
+        for queue in [format!("survey.jobs.d{n}"), format!("survey.home.d{n}")] {
+            channel
+                .queue_declare(queue.into(), QueueDeclareOptions::default(), FieldTable::default())
+                .await
+                .unwrap();
+        }
+    }
+    let jobs = || crate::support::publish::Job::many("job", 2);
+    for queue in ["survey.home.d7", "survey.jobs.d20", "survey.jobs.d9"] {
+        crate::support::publish::publish_to(&url, "", queue, jobs()).await;
+    }
+    let found = async |prefix: &str| {
+        let amqp = Amqp::start(many(&url, prefix));
+        let (mut with_jobs, mut names) = (amqp.with_jobs(), Vec::new());
+        while let Some(name) = within("the survey", with_jobs.recv()).await {
+            names.push(name);
+        }
+        assert!(within("the shutdown", amqp.shutdown(LONG)).await);
+        names
+    };
+    assert_eq!(found("survey").await, ["d9", "d20", "d7"]);
+    // Where nothing was declared yet, nothing waits.
+    assert!(found("nothing").await.is_empty());
+}
+
 /// The shared exchanges are ensured once per connection: again over the next one, and when one is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_all_share_comes_back() {

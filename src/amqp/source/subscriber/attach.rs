@@ -3,11 +3,11 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use lapin::{Channel, Connection, Consumer};
+use lapin::{Channel, Connection};
 use tokio::time::Instant;
 
 use super::stand_in::StandIn;
-use super::{Attempt, Feed, Feeds, Queue, Subscriber};
+use super::{Attempt, Feed, Feeds, Queue, Started, Subscriber};
 use crate::amqp::acker::Acker;
 use crate::amqp::admission::GiveBack;
 use crate::amqp::connection::{ANSWER, CloseUnlessUsed, channel as new_channel, close, closed};
@@ -62,12 +62,13 @@ impl Subscriber {
         };
         let unused = CloseUnlessUsed::new(channel.clone());
         match self.consume(&connection, &channel).await {
-            Ok((feeds, consumer, consuming)) => {
+            Ok(started) => {
                 unused.used();
-                let all = [Some(&feeds.main), feeds.stand_in.as_ref().map(|stand_in| &stand_in.feed)];
+                let Feeds { main, stand_in } = &started.feeds;
+                let all = [Some(main), stand_in.as_ref().map(|stand_in| &stand_in.feed)];
                 let all = all.into_iter().flatten().map(|feed| Arc::clone(&feed.subscription));
                 *lock(&self.reports.slot) = all.collect();
-                Ok(Attempt::Consuming(Box::new(feeds), consumer, consuming))
+                Ok(Attempt::Consuming(Box::new(started)))
             }
             Err(error) => {
                 // A slow broker is busy with this channel until it has closed it: another one each time would overload
@@ -119,11 +120,7 @@ impl Subscriber {
     }
 
     /// Ensures the downstream's queues and consumes, all on one channel.
-    async fn consume(
-        &self,
-        connection: &Up,
-        channel: &Channel,
-    ) -> Result<(Feeds, Consumer, Consuming), Error> {
+    async fn consume(&self, connection: &Up, channel: &Channel) -> Result<Started, Error> {
         let Settlement { options, downstream, .. } = &*self.settlement;
         match self.queue {
             Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
@@ -141,7 +138,11 @@ impl Subscriber {
         };
         let target = self.sizes.target(self.bounds(&main.admission), 0).max(1);
         let consumer = self.subscribe(&main, target).await?;
-        Ok((Feeds { main, stand_in }, consumer, Consuming { prefetch: target, target }))
+        Ok(Started {
+            feeds: Feeds { main, stand_in },
+            consumer,
+            consuming: Consuming { prefetch: target, target },
+        })
     }
 
     /// Prepares a channel for consuming.

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::stand_in::StandIn;
-use super::{End, Feed, Feeds, Queue, Subscriber};
+use super::{End, Feed, Feeds, Queue, Started, Subscriber};
 use crate::amqp::admission::GiveBack;
 use crate::amqp::connection::ANSWER;
 use crate::amqp::error::{Error, text};
@@ -56,22 +56,30 @@ enum Event {
 }
 
 impl<'a> Pump<'a> {
-    pub(super) fn new(
-        subscriber: &'a mut Subscriber,
-        feeds: Feeds,
-        consumer: Consumer,
-        consuming: Consuming,
-    ) -> Self {
+    /// Boxed, since the future of a downstream would have room for it twice.
+    pub(super) fn new(subscriber: &'a mut Subscriber, started: Started) -> Box<Self> {
         let now = Instant::now();
         let mut fill_up = interval_at(now + FILL_UP_INTERVAL, FILL_UP_INTERVAL);
         fill_up.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let freed = subscriber.settlement.account.freed();
-        let (Feeds { main: feed, stand_in }, consumer, overrun) = (feeds, Some(consumer), false);
-        Self { subscriber, feed, stand_in, consumer, consuming, overrun, freed, consume_at: now, fill_up }
+        let Started { feeds: Feeds { main: feed, stand_in }, consumer, consuming } = started;
+        let (consumer, overrun) = (Some(consumer), false);
+        let consume_at = now;
+        Box::new(Self {
+            subscriber,
+            feed,
+            stand_in,
+            consumer,
+            consuming,
+            overrun,
+            freed,
+            consume_at,
+            fill_up,
+        })
     }
 
     /// Runs until the consumer ends or is closed.
-    pub(super) async fn run(mut self) -> End {
+    pub(super) async fn run(mut self: Box<Self>) -> End {
         loop {
             let had_messages = self.subscriber.sizes.has_seen();
             let event = self.event().await;
@@ -257,7 +265,7 @@ impl<'a> Pump<'a> {
     }
 
     /// Ends the consumer; messages that have arrived are handed on.
-    async fn close(mut self) -> End {
+    async fn close(mut self: Box<Self>) -> End {
         match self.drain("consuming no more").await {
             // A slow broker may still accept the acks of the drain, so the channel stays open until the shutdown.
             Ok(()) => {}
