@@ -1,7 +1,5 @@
 //! Exchanges and queues: declares them, or checks them passively.
 
-use std::collections::BTreeSet;
-
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::{Channel, Connection, ExchangeKind};
@@ -61,11 +59,17 @@ impl Names {
         Rung::own().map(move |rung| Delay { name: format!("{base}.{}s", rung.units()), rung, is_own: true })
     }
 
-    /// The exchanges that only paced publishes to: those of parked jobs, and of jobs that come back.
-    pub(super) fn own_exchanges(&self, downstreams: &[Downstream]) -> BTreeSet<String> {
-        let shared = Rung::all().map(|rung| self.park(rung));
-        let own = downstreams.iter().flat_map(|downstream| self.waits(&downstream.name));
-        shared.chain(own).map(|delay| delay.name).chain([self.home()]).collect()
+    /// Whether only paced publishes to this exchange: to one of parked jobs (of any downstream, also of one that is not
+    /// configured here), or to that of jobs that come back.
+    pub(super) fn is_own_exchange(&self, exchange: &str) -> bool {
+        let is_wait = |rung: Rung| {
+            let rest = exchange.strip_prefix(&*self.prefix).and_then(|rest| rest.strip_prefix(".wait."));
+            let downstream = rest.and_then(|rest| rest.strip_suffix(&format!(".{}s", rung.units())));
+            downstream.is_some_and(|downstream| !downstream.is_empty())
+        };
+        exchange == self.home()
+            || Rung::all().any(|rung| exchange == self.park(rung).name)
+            || Rung::own().any(is_wait)
     }
 
     pub(super) fn queue(&self, downstream: &Downstream) -> String {

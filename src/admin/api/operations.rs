@@ -298,12 +298,13 @@ async fn within_timeout<T, E: Into<Refusal>>(
     }
 }
 
-/// The answer of the store to a call that changes something. After most errors it is not known whether it did.
+/// The answer of the store to a call that changes something. After most errors it is not known whether it did: also where a
+/// right is missing, since a script may have written something before it met the command that is not allowed.
 async fn made_within_timeout<T>(answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, Refusal> {
     let mut is_refused = false;
     let answer = async {
         let answer = answer.await;
-        is_refused = matches!(answer, Err(StoreError::Invalid(_) | StoreError::Unauthorized { .. }));
+        is_refused = matches!(answer, Err(StoreError::Invalid(_)));
         answer
     };
     let answer = within_timeout(answer).await;

@@ -1,7 +1,5 @@
 //! Letters that are held unacked, and given back in their order.
 
-use std::collections::BTreeSet;
-
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
 use lapin::{Channel, Connection};
 
@@ -11,7 +9,7 @@ use crate::amqp::Options;
 use crate::amqp::connection::{ask, channel};
 use crate::amqp::error::Error;
 use crate::amqp::guard::take_body_length;
-use crate::amqp::topology::{find_queue, short};
+use crate::amqp::topology::{Names, find_queue, short};
 use crate::failpoint;
 
 /// The most letters that one channel holds.
@@ -35,8 +33,7 @@ pub(super) struct HeldLetters<'a> {
     connection: &'a Connection,
     letter_queue: &'a LetterQueue,
     queue: String,
-    /// The exchanges that only paced publishes to.
-    own_exchanges: BTreeSet<String>,
+    names: Names,
     /// The number of letters at the start, as the queue counted them, until the queue turns out to have fewer.
     pub(super) found: u32,
     seen: u32,
@@ -60,16 +57,12 @@ impl<'a> HeldLetters<'a> {
         letter_queue: &'a LetterQueue,
     ) -> Result<Self, Error> {
         let queue = letter_queue.queue(options);
-        let mut own_exchanges = options.names().own_exchanges(&options.downstreams);
-        if let LetterQueue::Jobs(queue) = letter_queue {
-            // The downstream may not be among the options. The exchange of a queue for parked jobs has the queue's name.
-            own_exchanges.insert(queue.clone());
-        }
+        let names = options.names();
         let channel = channel(connection).await?;
         let found = find_queue(&channel, &queue).await?;
         let groups = vec![Group { channel, tags: Vec::new() }];
         let (seen, returned_before) = (0, false);
-        Ok(Self { connection, letter_queue, queue, own_exchanges, found, seen, groups, returned_before })
+        Ok(Self { connection, letter_queue, queue, names, found, seen, groups, returned_before })
     }
 
     /// Takes the next letter, with the length of its body; `None` where there is none any more.
@@ -93,7 +86,8 @@ impl<'a> HeldLetters<'a> {
         let letter = match self.letter_queue {
             LetterQueue::Dead(_) => Letter::dead(delivery),
             LetterQueue::Unroutable | LetterQueue::Jobs(_) => {
-                Letter::unroutable(delivery, &self.own_exchanges)
+                let is_ours = self.names.is_own_exchange(delivery.exchange.as_str());
+                Letter::unroutable(delivery, is_ours)
             }
         };
         Ok(Some((letter, bytes)))

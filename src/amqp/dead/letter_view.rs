@@ -1,6 +1,5 @@
 //! A letter as it lies in its queue, and the choice of letters that a command takes. It has no I/O.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -52,11 +51,10 @@ impl Letter {
     }
 
     /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers. These headers and
-    /// those of a report count only in a message that was published to one of `own_exchanges`, those that only paced publishes to.
-    /// Producers publish to others: to that of jobs, or to one that an operator has bound to an exchange of paced.
-    pub(super) fn unroutable(mut delivery: Delivery, own_exchanges: &BTreeSet<String>) -> Self {
+    /// those of a report count only where `is_ours`: it was published to an exchange that only paced publishes to. Producers
+    /// publish to others: to that of jobs, or to one that an operator has bound to an exchange of paced.
+    pub(super) fn unroutable(mut delivery: Delivery, is_ours: bool) -> Self {
         let malformed = take_mark(&mut delivery.properties).and_then(Mark::malformed);
-        let is_ours = own_exchanges.contains(delivery.exchange.as_str());
         let is_parked = is_ours && is_parked(&delivery.properties);
         let parked = is_parked.then(|| parked_key(&delivery.properties)).flatten();
         let key = parked.unwrap_or_else(|| delivery.routing_key.clone()).to_string();
@@ -156,7 +154,6 @@ mod tests {
     use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
     use super::*;
-    use crate::amqp::Downstream;
     use crate::amqp::topology::Names;
 
     const NOW: Micros = Micros(1_700_000_000_000_000);
@@ -215,14 +212,7 @@ mod tests {
     /// It would be published for a downstream that the producer may not publish for.
     #[test]
     fn what_a_producer_says_of_an_unroutable_message_does_not_count() {
-        let billing = Downstream {
-            name: "billing".to_owned(),
-            queue: None,
-            max_length: None,
-            prefetch: 1,
-            prefetch_bytes: 1,
-        };
-        let own = Names::new("p").own_exchanges(&[billing]);
+        let names = Names::new("p");
         for (exchange, is_ours) in [
             ("p.jobs", false),
             ("p.unroutable", false),
@@ -231,12 +221,14 @@ mod tests {
             // One that an operator has bound to an exchange of paced.
             ("legacy", false),
             ("p.park.3s", false),
-            ("p.wait.other.4s", false),
+            ("p.wait.billing.5s", false),
+            ("p.wait.4s", false),
+            ("q.wait.billing.4s", false),
             ("p.home", true),
             ("p.park.2s", true),
             ("p.wait.billing.4s", true),
         ] {
-            let opened = Letter::unroutable(delivery(exchange, false), &own);
+            let opened = Letter::unroutable(delivery(exchange, false), names.is_own_exchange(exchange));
             let key = if is_ours { "other.x" } else { "billing.eu" };
             assert_eq!(
                 (opened.routing_key.as_deref(), has_report(&opened)),

@@ -39,7 +39,7 @@ async fn a_change_without_a_clear_answer_may_have_been_made() {
     for (error, is_unknown) in [
         (away(detail()), true),
         (odd(detail()), true),
-        (refused(detail()), false),
+        (refused(detail()), true),
         (StoreError::Invalid(String::new()), false),
     ] {
         let refusal = made_within_timeout::<()>(async { Err(error.clone()) }).await.unwrap_err();
