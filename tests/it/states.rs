@@ -196,7 +196,11 @@ impl<'r> Look<'r> {
         let (row, mut lacks) = (made.row, self.lacks_in_json(made));
         let metric = made.text(&row.metric);
         let Condition { of, operator, value } = Condition::read(&metric);
-        let found = self.samples(of, &made.downstream);
+        let found = match of.strip_prefix("absent(").and_then(|of| of.strip_suffix(')')) {
+            Some(of) if self.samples(of, &made.downstream).is_empty() => vec![1.0],
+            Some(_) => Vec::new(),
+            None => self.samples(of, &made.downstream),
+        };
         let holds = |found: &f64| match operator {
             "=" => *found == number(value),
             ">" => *found > number(value),
@@ -366,7 +370,7 @@ fn the_table_is_made_from_the_states() {
 #[test]
 fn each_state_has_a_test_that_makes_it() {
     let states = all();
-    assert!(states.len() >= 59, "{}", states.len());
+    assert!(states.len() >= 60, "{}", states.len());
     let ids: BTreeSet<&str> = states.iter().map(|state| state.id.as_str()).collect();
     assert_eq!(ids.len(), states.len(), "no state is there twice");
     let settings: BTreeSet<&str> = states.iter().map(|state| state.setting.as_str()).collect();

@@ -86,6 +86,7 @@ impl Scene {
         match id {
             "backlog" => "rate = '1/s'".to_owned(),
             "pace" => "rate = '100/m'\nlimits = [{ algorithm = 'quota', rate = '5000/day' }]".to_owned(),
+            "burst" => "limits = [{ algorithm = 'token-bucket', rate = '6/m', capacity = 5 }]".to_owned(),
             "window" => "rate = '100/s'\nlimits = [{ algorithm = 'sliding-log', rate = '3/m' }]".to_owned(),
             "quota" => "rate = '100/s'\nlimits = [{ algorithm = 'quota', rate = '3/month' }]".to_owned(),
             "throttled" | "cooling" => "rate = '2/s'".to_owned(),
@@ -173,9 +174,10 @@ fn answer(id: &str, gate: &Gate) -> Answer {
 /// The jobs of all downstreams, with their routing keys.
 fn jobs() -> Vec<(String, Job)> {
     let tomorrow = AMQPValue::LongLongInt(wall_now().0 / 1000 + 24 * HOUR / 1000);
-    let counts: [(&'static str, usize); 25] = [
+    let counts: [(&'static str, usize); 26] = [
         ("backlog", 200),
         ("pace", 400),
+        ("burst", 60),
         ("window", 30),
         ("quota", 10),
         ("paused", 5),
