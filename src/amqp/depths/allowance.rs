@@ -17,17 +17,22 @@ pub(super) struct Allowance {
     /// The number of downstreams of this sweep.
     downstreams: usize,
     spent: usize,
-    /// The last downstream, by name, that had such a check in the sweep before, if that had no more left. This sweep goes
-    /// on after it, so that all have their turn.
+    /// The last downstream, by name, that had such a check in the sweep before, if that had no more left or ended early. This
+    /// sweep continues after it, so that all have their turn.
     after: Option<String>,
-    /// The same of this sweep.
+    /// The last downstream that had such a check in this sweep.
     last: Option<String>,
+    /// Whether no check is left.
+    is_spent: bool,
+    /// Whether the sweep came to its end with checks left, so that the next one begins with the first downstream.
+    is_whole: bool,
 }
 
 impl Allowance {
     /// Begins a sweep over this number of downstreams.
     pub(super) fn begin(&mut self, downstreams: usize) {
-        *self = Self { downstreams, spent: 0, after: self.last.take(), last: None };
+        let last = self.last.take().or_else(|| self.after.take());
+        *self = Self { downstreams, after: last.filter(|_| !self.is_whole), ..Self::default() };
     }
 
     /// Whether there are so few downstreams that everything may be checked.
@@ -38,15 +43,22 @@ impl Allowance {
     /// Whether queues of this downstream may be checked that are probably missing. The downstreams of a sweep come by
     /// name.
     pub(super) fn allows(&self, downstream: &str) -> bool {
-        self.is_free() || self.last.is_none() && self.after.as_deref().is_none_or(|after| downstream > after)
+        self.is_free() || !self.is_spent && self.after.as_deref().is_none_or(|after| downstream > after)
     }
 
     /// Records how many checks of a downstream found no queue.
     pub(super) fn spend(&mut self, downstream: &str, checks: usize) {
-        self.spent += checks;
-        if self.last.is_none() && self.spent >= MOST.max(self.downstreams / PART) {
-            self.last = Some(downstream.to_owned());
+        if checks == 0 || self.is_spent {
+            return;
         }
+        self.spent += checks;
+        self.last = Some(downstream.to_owned());
+        self.is_spent = self.spent >= MOST.max(self.downstreams / PART);
+    }
+
+    /// Records that the sweep came to its end.
+    pub(super) const fn end(&mut self) {
+        self.is_whole = !self.is_spent;
     }
 }
 
@@ -72,6 +84,7 @@ mod tests {
                     allowance.spend(name, 1);
                 }
             }
+            allowance.end();
             of_sweeps.push(made);
         }
         (of_sweeps, checks.into_values().collect())
@@ -86,5 +99,28 @@ mod tests {
         let (of_sweeps, checks) = swept(10_000, 51);
         assert!(of_sweeps.iter().all(|made| *made <= 10_000 / PART), "{of_sweeps:?}");
         assert!(checks.iter().all(|count| (1..=2).contains(count)));
+    }
+
+    #[test]
+    fn a_sweep_that_ends_early_leaves_the_turn_where_it_was() {
+        let mut allowance = Allowance::default();
+        let mut checked = Vec::new();
+        let names: Vec<_> = (0..1_000).map(|number| format!("d{number:05}")).collect();
+        // Each sweep ends when the first seven downstreams that may be checked were.
+        for _ in 0..3 {
+            allowance.begin(names.len());
+            for name in names.iter().filter(|name| allowance.allows(name)).take(7).collect::<Vec<_>>() {
+                allowance.spend(name, 1);
+                checked.push(name.clone());
+            }
+        }
+        assert_eq!(checked, names[..21]);
+        // One that meets no missing queue at all loses no turn either, until it came to its end.
+        allowance.begin(names.len());
+        allowance.begin(names.len());
+        assert!(!allowance.allows(&names[20]) && allowance.allows(&names[21]));
+        allowance.end();
+        allowance.begin(names.len());
+        assert!(allowance.allows(&names[0]));
     }
 }

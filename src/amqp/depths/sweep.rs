@@ -286,6 +286,7 @@ impl Sweeper {
                 None => drop(seen.depths.remove(&queues.downstream)),
             }
         }
+        self.allowance.end();
         probe.may_miss = true;
         self.unroutable.check(probe).await?;
         lock(&self.depths.0.seen).unroutable = self.unroutable.length.get();
