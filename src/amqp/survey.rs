@@ -81,16 +81,22 @@ async fn look_up(
     let mut asking = channel(connection).await?;
     while !places.is_empty() {
         let now = &places[..places.len().min(AT_ONCE)];
-        let mut lengths = join_all(now.iter().map(|place| find_queue(&asking, &place.queue))).await;
+        // Each name is sent as it is found: one queue that hangs does not keep back those before it.
+        let look_up = async |place: &Place| {
+            let length = find_queue(&asking, &place.queue).await?;
+            // Whether somebody still waits for the names is asked below.
+            if length > 0 {
+                let _ = found.send(place.downstream.clone());
+            }
+            Ok::<_, Error>(())
+        };
+        let mut lengths = join_all(now.iter().map(look_up)).await;
+        if found.is_closed() {
+            break;
+        }
         // The broker closes the channel at the first queue that is missing, and does not look up the next ones.
         let failed = lengths.iter().position(Result::is_err);
-        let done = failed.map_or(now.len(), |failed| failed + 1);
-        for (place, length) in now.iter().zip(&lengths) {
-            if matches!(length, Ok(1..)) && found.send(place.downstream.clone()).is_err() {
-                return Ok(());
-            }
-        }
-        places = &places[done..];
+        places = &places[failed.map_or(now.len(), |failed| failed + 1)..];
         if let Some(Err(error)) = failed.map(|failed| lengths.swap_remove(failed)) {
             failures += 1;
             close(&asking).await;
