@@ -34,6 +34,7 @@ use super::{
     Answer, Cancel, Change, Changes, Check, Checked, ParkedGroup, ParkedGroups, RecordState, Reserve,
     Reserved, Scope, Served, ServedReply, Store, StoreError, TombstoneCall, TombstoneReply, sealed,
 };
+use crate::failpoint;
 use crate::limit::LimitSet;
 use crate::time::{Clock, Micros, SystemClock};
 
@@ -180,6 +181,15 @@ impl FileStore {
         Ok(answer)
     }
 
+    /// As [`FileStore::kept`], of a change whose answer a test may lose.
+    async fn changed<T>(
+        &self,
+        decide: impl FnOnce(&MemoryStore) -> Result<Decided<T>, StoreError>,
+    ) -> Result<T, StoreError> {
+        let answer = self.kept(decide).await?;
+        if failpoint::loses_answers() { Err(self.error("the answer was lost")) } else { Ok(answer) }
+    }
+
     /// The record of the downstream and the states of the limits, as text. It serves tests.
     #[cfg(any(test, feature = "failpoints"))]
     #[doc(hidden)]
@@ -219,11 +229,16 @@ impl Store for FileStore {
     }
 
     fn update_record<'a>(&'a self, downstream: &'a str, change: Change<'a>) -> Answer<'a, RecordState> {
-        Box::pin(self.kept(move |memory| memory.record(downstream, Some(change))))
+        Box::pin(self.changed(move |memory| memory.record(downstream, Some(change))))
     }
 
     fn tombstones<'a>(&'a self, downstream: &'a str, call: TombstoneCall<'a>) -> Answer<'a, TombstoneReply> {
-        Box::pin(self.kept(move |memory| memory.call_tombstones(downstream, call)))
+        Box::pin(async move {
+            let decide = move |memory: &MemoryStore| memory.call_tombstones(downstream, call);
+            // Every dispatcher reads them again and again.
+            let is_read = matches!(call, TombstoneCall::Read { .. });
+            if is_read { self.kept(decide).await } else { self.changed(decide).await }
+        })
     }
 
     // Summaries are not written. They still fail while no write works, so `paced status` shows the store as away.

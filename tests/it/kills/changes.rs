@@ -2,6 +2,8 @@
 //!
 //! At a step the daemon is killed, or the answer to the request that makes the change is lost.
 
+use std::path::Path;
+
 use hyper::Method;
 use paced::store::Status;
 use paced::{RedisStore, Store as _};
@@ -226,13 +228,7 @@ async fn lose_answers(cases: Vec<&Case>) {
     let (store, replica) = (store(&site).await, AdminReplica::with_envs(&config(&site), &envs).await);
     for case in &cases {
         let before = prepare(&site, &store, &replica.paced, case).await;
-        std::fs::write(&lose, "").unwrap();
-        let (status, text) = send(&replica.paced, (case.request, case.body)).await.unwrap();
-        std::fs::remove_file(&lose).unwrap();
-        assert!(
-            status == 503 && text.contains("it may have been changed: check whether it was"),
-            "{case:?}: {text}"
-        );
+        lose_answer(&replica, case, &lose).await;
         if case.is_of_letters() {
             // It ends at the first letter; the broker gets back the others that it held.
             site.depth(&site.dead_queue(), LETTERS - 1, LONG).await;
@@ -240,7 +236,42 @@ async fn lose_answers(cases: Vec<&Case>) {
             assert_ne!(State::of(&site, &store).await, before, "{case:?}");
         }
     }
-    let unknown = replica.audit("admin: unknown whether changed", cases.len()).await;
+    are_logged_as_unknown(&replica, cases.len()).await;
+}
+
+/// The same where the store is a file.
+#[tokio::test]
+async fn a_change_in_a_file_whose_answer_is_lost_is_logged_as_unknown() {
+    let mut site = Site::shared("losefile", &format!("rate = '100/s'\n{LANES}")).await;
+    let folder = tempfile::TempDir::new().unwrap();
+    let (lose, state) = (folder.path().join("lose"), folder.path().join("state"));
+    site.store = format!("file:{}", state.display());
+    let envs = [("PACED_TEST_LOSE", lose.to_str().unwrap())];
+    let replica = AdminReplica::with_envs(&config(&site), &envs).await;
+    let cases: Vec<&Case> = CASES.iter().filter(|case| !case.is_of_letters()).collect();
+    for case in &cases {
+        if let Some(before) = case.after {
+            let answer = send(&replica.paced, before).await;
+            assert!(answer.as_ref().is_some_and(|(status, _)| *status == 200), "{case:?}: {answer:?}");
+        }
+        lose_answer(&replica, case, &lose).await;
+    }
+    are_logged_as_unknown(&replica, cases.len()).await;
+}
+
+/// Sends the change, and loses the answer to what it does.
+async fn lose_answer(replica: &AdminReplica, case: &Case, lose: &Path) {
+    std::fs::write(lose, "").unwrap();
+    let (status, text) = send(&replica.paced, (case.request, case.body)).await.unwrap();
+    std::fs::remove_file(lose).unwrap();
+    assert!(
+        status == 503 && text.contains("it may have been changed: check whether it was"),
+        "{case:?}: {text}"
+    );
+}
+
+async fn are_logged_as_unknown(replica: &AdminReplica, changes: usize) {
+    let unknown = replica.audit("admin: unknown whether changed", changes).await;
     assert!(unknown.iter().all(|line| line["reason"] == "why" && line["by"] == "127.0.0.1"), "{unknown:?}");
     assert_eq!(replica.paced.stop().await, 0);
 }
