@@ -119,8 +119,9 @@ impl Serving {
         self.starts.begun(Box::pin(async move { drop(timeout(BEGINNING, amqp.attached(&name)).await) }));
     }
 
-    fn cannot_serve(&self, name: &str, error: &amqp::Error) {
+    fn cannot_serve(&mut self, name: &str, error: &amqp::Error) {
         tracing::error!(downstream = name, %error, "the downstream cannot be served");
+        self.names.remove(name);
         self.dispatchers.forget(name);
     }
 

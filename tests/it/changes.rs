@@ -11,6 +11,8 @@ use crate::support::servers::{rabbit, redis};
 use crate::support::site::{Site, compare};
 use crate::support::{LONG, eventually, until};
 
+mod beginning;
+
 /// The table of a downstream with this name, API and text.
 fn table(name: &str, api: &Api, more: &str) -> String {
     format!("[downstreams.{name}]\n{more}\n[downstreams.{name}.http]\nbase_url = '{}'\n", api.url())
