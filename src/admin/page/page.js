@@ -272,11 +272,11 @@ async function act(button) {
   if (action === "dead") deadDialog.open(downstream.name);
   else if (action === "find") findDialog.open(downstream.name);
   else await changeDialog.open(action, downstream, limit === undefined ? {} : { subject: limit, fixed: { limit } });
-  // The button may have gone with its note while the dialog was open. Until the page is drawn again the focus stays in
-  // the dialog that is closed.
+  // The button may have gone while the dialog was open: one of a note with its note, and Resume with the pause. Until the page is
+  // drawn again the focus stays in the dialog that is closed.
   const focused = document.activeElement;
   const isLost = focused === document.body || focused.closest("dialog:not([open])");
-  if (isLost) card.querySelector('[data-action="rate"]')?.focus();
+  if (isLost) card.querySelector(`[data-action="${action === "resume" ? "pause" : "rate"}"]`)?.focus();
 }
 
 cards.addEventListener("click", (event) => {
