@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use paced::episode::Episode;
 use paced::lock::lock;
 use paced::time::wall_now;
 use paced::{Store, StoreError, failpoint};
@@ -21,22 +22,36 @@ pub(super) const KEPT: Duration = Duration::from_secs(10);
 /// The time-out for an answer of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reports this replica once.
-pub(super) async fn report(shared: &Shared) {
-    let text = {
+/// Reports this replica once. Returns how many of its downstreams had no room in the report.
+pub(super) async fn report(shared: &Shared) -> usize {
+    let (text, left_out) = {
         let mut own = lock(&shared.own);
         own.asked = shared.parts.asks.current();
-        own.text()
+        own.text_that_fits()
     };
     let store = &shared.parts.store;
     let reported = within_timeout(store, store.leave_summary(&shared.parts.identity.id, &text, KEPT)).await;
     lock(&shared.known).store_error = reported.err();
+    left_out
+}
+
+fn log_left_out(too_long: &mut Episode, left_out: usize) {
+    if left_out == 0 {
+        too_long.end();
+    } else if too_long.note(()) {
+        tracing::warn!(
+            left_out,
+            "the report of this replica is too long for the store: the other replicas do not see these downstreams of it, the last \
+             ones by name; serve fewer downstreams by each fleet of daemons"
+        );
+    }
 }
 
 /// Reports this replica every two seconds until `stop`, and says goodbye then, also if the store has not answered before.
 pub(super) async fn report_until(shared: &Shared, stop: &CancellationToken) {
+    let mut too_long = Episode::default();
     while stop.run_until_cancelled(sleep(failpoint::interval(INTERVAL))).await.is_some() {
-        report(shared).await;
+        log_left_out(&mut too_long, report(shared).await);
     }
     let goodbye = Summary::goodbye(shared.parts.identity.clone(), wall_now().0 / 1000);
     let text = goodbye.text();

@@ -9,6 +9,8 @@ use paced::dispatch::MAX_LANES;
 use paced::store::MAX_SUMMARY_BYTES;
 use serde::{Deserialize, Serialize};
 
+mod groups;
+
 /// The version of the form. A summary of another one is left out.
 const VERSION: u32 = 1;
 
@@ -18,13 +20,6 @@ const LONGEST: usize = 512 * 1024;
 /// The room for lanes in a summary, in bytes, and what a lane takes besides its name. Each replica reads it every few seconds.
 const ROOM_FOR_LANES: usize = 64 * 1024;
 const LANE_BYTES: usize = 100;
-
-/// From this number of downstreams on, those at rest are reported in groups: otherwise ten thousand would exceed the longest summary
-/// that a store keeps. A replica of an earlier version does not see them.
-const MANY: usize = 2_000;
-
-/// The most downstreams of such groups that are read.
-const MOST_GROUPED: usize = 50_000;
 
 /// The longest id of a replica and the longest name of its machine, in bytes.
 const MAX_ID: usize = 64;
@@ -65,41 +60,6 @@ pub(super) struct Summary {
     #[serde(rename = "j", default, skip_serializing_if = "is_default")]
     pub(super) asked: Asked,
     pub(super) downstreams: BTreeMap<String, Own>,
-}
-
-/// What the text of a summary has besides its fields, if there are [`MANY`] downstreams.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Groups {
-    #[serde(rename = "i", default)]
-    resting: Vec<Group>,
-    /// The failures of these downstreams, where there is room for them.
-    #[serde(rename = "k", default, skip_serializing_if = "is_default")]
-    failures: BTreeMap<String, Vec<Failure>>,
-}
-
-/// Downstreams that have no jobs, and the same limits.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Group {
-    /// The hash of the limits in the file of the replica.
-    #[serde(rename = "h", default, skip_serializing_if = "is_default")]
-    file: u64,
-    /// Since when the first of them is idle.
-    #[serde(rename = "s")]
-    since: Millis,
-    #[serde(rename = "n")]
-    names: Vec<String>,
-    /// For each of them, how many seconds later it became idle.
-    #[serde(rename = "a")]
-    after: Vec<Millis>,
-    /// For each of them, how many jobs were released.
-    #[serde(rename = "r")]
-    released: Vec<u64>,
-    /// For each of them, how many jobs were delivered; none if these are the released ones.
-    #[serde(rename = "d", default, skip_serializing_if = "Vec::is_empty")]
-    delivered: Vec<u64>,
-    /// For each of them, how many attempts failed; none if no attempt did.
-    #[serde(rename = "x", default, skip_serializing_if = "Vec::is_empty")]
-    failed: Vec<u64>,
 }
 
 /// What a replica asks the others, and what it answers them.
@@ -210,24 +170,22 @@ impl Summary {
     /// Where hundreds of downstreams fail or have lanes it may be too long for the store; then it goes without the answers of
     /// their APIs and without lanes, or without failures too.
     pub(super) fn text(&self) -> String {
-        if self.downstreams.len() < MANY {
-            return self.text_of_all(LONGEST);
+        if self.downstreams.len() < groups::MANY { self.text_of_all(LONGEST) } else { self.text_in_groups() }
+    }
+
+    /// The text for the store, and how many downstreams were left out, since a store keeps no longer text: there is room for some
+    /// four thousand that have jobs.
+    pub(super) fn text_that_fits(&self) -> (String, usize) {
+        let all = self.downstreams.len();
+        let (mut text, mut kept) = (self.text(), all);
+        while text.len() > MAX_SUMMARY_BYTES && kept > 0 {
+            kept = kept * 9 / 10;
+            let downstreams = self.downstreams.iter().take(kept);
+            let downstreams = downstreams.map(|(name, own)| (name.clone(), own.clone())).collect();
+            let (replica, asked) = (self.replica.clone(), self.asked.clone());
+            text = Self { replica, asked, downstreams, ..*self }.text();
         }
-        let (others, mut groups) = self.grouped();
-        let text = |groups: &Groups| serde_json::to_string(groups).unwrap_or_default();
-        let failures = std::mem::take(&mut groups.failures);
-        let mut of_groups = text(&groups);
-        let others = others.text_of_all(LONGEST.min(MAX_SUMMARY_BYTES.saturating_sub(of_groups.len())));
-        if !failures.is_empty() {
-            groups.failures = failures;
-            let whole = text(&groups);
-            if others.len() + whole.len() <= MAX_SUMMARY_BYTES {
-                of_groups = whole;
-            }
-        }
-        // Both are objects with fields, and become one.
-        let others = others.strip_suffix('}').unwrap_or_default();
-        format!("{others},{}", of_groups.strip_prefix('{').unwrap_or_default())
+        (text, all - kept)
     }
 
     fn text_of_all(&self, longest: usize) -> String {
@@ -249,46 +207,6 @@ impl Summary {
         }
         shorter.downstreams.values_mut().for_each(|own| own.failures.clear());
         text(&shorter)
-    }
-
-    /// The same without the downstreams at rest, and these in groups.
-    fn grouped(&self) -> (Self, Groups) {
-        let mut groups: BTreeMap<u64, Vec<(&String, &Own)>> = BTreeMap::new();
-        let mut downstreams = BTreeMap::new();
-        for (name, own) in &self.downstreams {
-            if own.can_be_grouped() {
-                groups.entry(own.file).or_default().push((name, own));
-            } else {
-                downstreams.insert(name.clone(), own.clone());
-            }
-        }
-        let failed = groups.values().flatten().filter(|(_, own)| !own.failures.is_empty());
-        let size = |failure: &Failure| failure.detail.len() + failure.response.as_deref().map_or(0, str::len);
-        let bytes = failed.clone().flat_map(|(_, own)| &own.failures).map(size).sum::<usize>();
-        // Copies of thousands would be dropped below.
-        let failed = failed.filter(|_| bytes <= LONGEST);
-        let failures = failed.map(|(name, own)| ((*name).clone(), own.failures.clone())).collect();
-        let resting = groups.into_iter().map(|(file, all)| Group::new(file, &all)).collect();
-        let (replica, asked) = (self.replica.clone(), self.asked.clone());
-        (Self { replica, asked, downstreams, ..*self }, Groups { resting, failures })
-    }
-
-    /// Adds the downstreams of the groups to the others.
-    fn ungroup(&mut self, mut groups: Groups) {
-        for Group { file, since, names, after, released, delivered, failed } in groups.resting {
-            for (index, (name, (after, released))) in
-                names.into_iter().zip(after.into_iter().zip(released)).enumerate()
-            {
-                let since = since.saturating_add(after.saturating_mul(1000));
-                let binding = Bound { reason: IDLE.to_owned(), since, ..Bound::default() };
-                let delivered = delivered.get(index).copied().unwrap_or(released);
-                let failed = failed.get(index).copied().unwrap_or_default();
-                let releases = OwnReleases { released, delivered, failed, ..OwnReleases::default() };
-                let failures = groups.failures.remove(&name).unwrap_or_default();
-                let own = Own { binding, releases, failures, file, ..Own::default() };
-                self.downstreams.entry(name).or_insert(own);
-            }
-        }
     }
 
     /// How many lanes of each downstream there is room for.
@@ -321,51 +239,21 @@ impl Summary {
         if summary.v != VERSION || !is_sound || !is_named {
             return None;
         }
-        if text.contains(r#""i":["#) {
-            let groups = serde_json::from_str::<Groups>(text).ok()?;
-            if groups.resting.iter().map(|resting| resting.names.len()).sum::<usize>() > MOST_GROUPED {
-                return None;
-            }
-            summary.ungroup(groups);
-        }
+        summary.read_groups(text)?;
         Some(summary)
-    }
-}
-
-impl Group {
-    /// The group of these downstreams, at least one, whose files have the limits with this hash.
-    fn new(file: u64, all: &[(&String, &Own)]) -> Self {
-        let since = all.iter().map(|(_, own)| own.binding.since).min().unwrap_or_default();
-        let each =
-            |number: fn(&OwnReleases) -> u64| all.iter().map(|(_, own)| number(&own.releases)).collect();
-        let has_lost = all.iter().any(|(_, own)| own.releases.delivered != own.releases.released);
-        let has_failed = all.iter().any(|(_, own)| own.releases.failed > 0);
-        Self {
-            file,
-            since,
-            names: all.iter().map(|(name, _)| (*name).clone()).collect(),
-            after: all.iter().map(|(_, own)| (own.binding.since - since) / 1000).collect(),
-            released: each(|releases| releases.released),
-            delivered: if has_lost { each(|releases| releases.delivered) } else { Vec::new() },
-            failed: if has_failed { each(|releases| releases.failed) } else { Vec::new() },
-        }
     }
 }
 
 impl Own {
     /// Whether it has no jobs, and had none lately.
     pub(super) fn is_at_rest(&self) -> bool {
-        let OwnReleases { released, delivered, failed, .. } = self.releases;
-        let past = OwnReleases { released, delivered, failed, ..OwnReleases::default() };
-        self.binding.reason == IDLE
-            && self.counts == Counts::default()
-            && self.releases == past
-            && self.failing.is_none()
+        self.binding.reason == IDLE && self.has_no_jobs()
     }
 
-    /// Whether a group has all that is reported of it.
-    fn can_be_grouped(&self) -> bool {
-        self.is_at_rest() && self.lanes.is_empty() && self.store_error.is_none()
+    fn has_no_jobs(&self) -> bool {
+        let OwnReleases { released, delivered, failed, .. } = self.releases;
+        let past = OwnReleases { released, delivered, failed, ..OwnReleases::default() };
+        self.counts == Counts::default() && self.releases == past && self.failing.is_none()
     }
 
     /// The number of jobs that it holds and that are not being sent.

@@ -1,3 +1,6 @@
+use paced::store::MAX_SUMMARY_BYTES;
+
+use super::groups::{MANY, MOST_GROUPED};
 use super::*;
 
 #[test]
@@ -133,6 +136,42 @@ fn thousands_of_downstreams_at_rest_are_reported_in_groups() {
     // Anybody may write a summary.
     let too_many = vec![r#""a""#; MOST_GROUPED].join(",");
     assert!(Summary::read(&text.replacen(r#""n":["#, &format!(r#""n":[{too_many},"#), 1)).is_none());
+}
+
+/// Such as at the start of a daemon, while the broker is away, or after all were paused.
+#[test]
+fn thousands_of_downstreams_that_hold_no_jobs_are_reported_in_groups_whatever_holds_them_back() {
+    let mut summary = Summary::new(Identity::default(), 0);
+    for number in 0..10_000 {
+        let mut own = Own { file: u64::MAX, ..Own::default() };
+        own.binding.reason = ["starting", "broker", "paused", "terms", IDLE][number % 5].to_owned();
+        own.binding.since = 1_764_000_000_007;
+        own.releases.released = 7;
+        own.releases.delivered = 7;
+        own.binding.until = (number % 10 == 2).then_some(own.binding.since + 90_000);
+        summary.downstreams.insert(format!("a-downstream-of-a-tenant-with-a-long-name-{number:05}"), own);
+    }
+    let (text, left_out) = summary.text_that_fits();
+    assert!(left_out == 0 && text.len() < 640_000, "{}", text.len());
+    assert_eq!(Summary::read(&text), Some(summary));
+}
+
+#[test]
+fn as_many_downstreams_with_jobs_as_a_store_keeps_are_reported() {
+    let mut summary = Summary::new(Identity::default(), 0);
+    for number in 0..10_000 {
+        let mut own = Own { file: u64::MAX, ..Own::default() };
+        (own.binding.reason, own.binding.since) = ("limit".to_owned(), 1_764_000_000_007);
+        (own.counts.waiting, own.releases.released, own.releases.delivered) = (12_345, 1_234_567, 1_234_567);
+        summary.downstreams.insert(format!("{number:05}-{}", "n".repeat(57)), own);
+    }
+    assert!(summary.text().len() > MAX_SUMMARY_BYTES);
+    let (text, left_out) = summary.text_that_fits();
+    assert!(text.len() <= MAX_SUMMARY_BYTES, "{}", text.len());
+    let read = Summary::read(&text).unwrap().downstreams;
+    assert_eq!(read.len(), 10_000 - left_out);
+    assert!(read.len() > 4_000, "{}", read.len());
+    assert!(read.iter().all(|(name, own)| summary.downstreams[name] == *own));
 }
 
 /// Names are of 63 bytes at most.
