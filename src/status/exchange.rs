@@ -31,6 +31,8 @@ use super::summary::{Identity, Summary};
 /// The number of rounds after which the summaries of the other replicas are read while there is no reader, for the
 /// history and to count the replicas.
 const ROUNDS: u64 = 2;
+/// The same for the report of which downstreams this replica serves.
+const SERVED_ROUNDS: u64 = 4;
 
 /// The calls about single downstreams in one round, and how many at a time.
 const MAX_CALLS: usize = 64;
@@ -130,11 +132,10 @@ impl Exchange {
         }
         lock(&self.shared.known).drop_old_others(|| self.silence.all());
         if is_there {
-            let is_turn = self.rounds % ROUNDS == 1;
-            if is_turn {
+            if self.rounds % SERVED_ROUNDS == 1 {
                 self.note_served().await;
             }
-            let reads = is_watched || is_turn;
+            let reads = is_watched || self.rounds % ROUNDS == 1;
             if reads && !self.stop.is_cancelled() && self.read_others().await {
                 self.log_strays();
             }

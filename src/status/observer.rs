@@ -320,7 +320,7 @@ mod tests {
         assert!(ended.elapsed() >= Duration::from_secs(30), "{:?}", ended.elapsed());
         assert_eq!(orphans(), ["old"], "with another prefix they have other queues");
         serve("paced", &["old"]).await;
-        tokio::time::sleep(Duration::from_secs(6)).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
         assert!(orphans().is_empty(), "it is served again");
         observer.stop().await;
     }

@@ -11,13 +11,13 @@ use tokio::time::Instant;
 
 use super::words;
 
-/// A replica reports every four seconds which downstreams it serves. A downstream that nobody reported for this long
+/// A replica reports every eight seconds which downstreams it serves. A downstream that nobody reported for this long
 /// is not served.
-pub(crate) const UNSERVED: Duration = Duration::from_secs(10);
+pub(crate) const UNSERVED: Duration = Duration::from_secs(20);
 
-/// How long a downstream is not served before it is an orphan: a replica that is restarted, or that has lost the store, is
-/// back by then.
-const LASTING: Duration = Duration::from_secs(30);
+/// How long this replica must see that before the downstream is an orphan: a replica that is restarted, or that has lost the
+/// store, is back by then. So an orphan is named within a minute.
+const LASTING: Duration = Duration::from_secs(20);
 
 /// The downstreams that nobody serves, as this replica sees them.
 #[derive(Debug, Default)]
@@ -144,30 +144,30 @@ mod tests {
     #[test]
     fn what_nobody_serves_for_long_is_named_once_and_so_is_its_end() {
         let mut bench = Bench::new();
-        for second in [0, 4, 29] {
+        for second in [0, 4, 19] {
             assert_eq!(bench.at(second, &["old"]), lines("", ""), "{second}: a replica may be restarted");
             assert!(bench.names().is_empty());
         }
-        assert_eq!(bench.at(30, &["old", "older"]), lines("old", ""));
-        assert_eq!(bench.at(34, &["old", "older"]), lines("", ""), "it is named once");
+        assert_eq!(bench.at(20, &["old", "older"]), lines("old", ""));
+        assert_eq!(bench.at(24, &["old", "older"]), lines("", ""), "it is named once");
         assert_eq!(bench.names(), ["old"]);
         assert_eq!(bench.orphans.list()[0].since, Some(7));
-        assert_eq!(bench.at(60, &["old", "older"]), lines("older", ""));
-        assert_eq!(bench.at(64, &["older"]), lines("", "old"));
-        assert_eq!(bench.at(68, &[]), lines("", "older"));
+        assert_eq!(bench.at(40, &["old", "older"]), lines("older", ""));
+        assert_eq!(bench.at(44, &["older"]), lines("", "old"));
+        assert_eq!(bench.at(48, &[]), lines("", "older"));
         assert!(bench.names().is_empty());
-        assert_eq!(bench.at(72, &["old"]), lines("", ""));
-        assert_eq!(bench.at(102, &["old"]), lines("old", ""), "it is one once more");
+        assert_eq!(bench.at(52, &["old"]), lines("", ""));
+        assert_eq!(bench.at(72, &["old"]), lines("old", ""), "it is one once more");
     }
 
     #[test]
     fn what_is_soon_served_again_is_not_named() {
         let mut bench = Bench::new();
         bench.at(0, &["old"]);
-        assert_eq!(bench.at(29, &[]), lines("", ""));
-        assert_eq!(bench.at(30, &["old"]), lines("", ""), "the time begins again");
-        assert_eq!(bench.at(59, &["old"]), lines("", ""));
-        assert_eq!(bench.at(60, &["old"]), lines("old", ""));
+        assert_eq!(bench.at(19, &[]), lines("", ""));
+        assert_eq!(bench.at(20, &["old"]), lines("", ""), "the time begins again");
+        assert_eq!(bench.at(39, &["old"]), lines("", ""));
+        assert_eq!(bench.at(40, &["old"]), lines("old", ""));
     }
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
         let back = bench.after(600);
         bench.orphans.interrupted(back);
         assert_eq!(bench.at(604, &["old"]), lines("", ""), "who serves it may not be back yet");
-        assert_eq!(bench.at(630, &["old"]), lines("old", ""));
+        assert_eq!(bench.at(620, &["old"]), lines("old", ""));
         let back = bench.after(900);
         bench.orphans.interrupted(back);
         assert_eq!((bench.at(904, &["old"]), bench.names()), (lines("", ""), vec!["old".to_owned()]));
@@ -187,14 +187,14 @@ mod tests {
     fn all_orphans_that_were_seen_are_reported_again_to_a_store() {
         let mut bench = Bench::new();
         bench.at(0, &["old"]);
-        bench.at(30, &["new", "old"]);
+        bench.at(20, &["new", "old"]);
         let names = |all: Vec<Unserved>| all.into_iter().map(|unserved| unserved.name).collect::<Vec<_>>();
         assert_eq!(names(bench.orphans.recalled()), ["new", "old"]);
         let since = |served_at| {
             let mut orphans = Orphans::default();
             let unserved = || vec![Unserved { name: "old".to_owned(), served_at }];
             orphans.sample(bench.start, unserved());
-            orphans.sample(bench.after(30), unserved());
+            orphans.sample(bench.after(20), unserved());
             orphans.list()[0].since
         };
         assert_eq!((since(Micros(0)), since(Micros(2_500))), (None, Some(2)));

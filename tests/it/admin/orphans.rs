@@ -128,7 +128,7 @@ async fn what_a_replica_serves_is_neither_moved_nor_deleted() {
     for args in
         [&["downstream", "delete", "old", "--yes"][..], &["downstream", "drain", "old", "--to", "billing"]]
     {
-        ended(&site.cli(args).await, 1, "a replica has served `old` in the last 10 s");
+        ended(&site.cli(args).await, 1, "a replica has served `old` in the last 20 s");
     }
     // It continues as before.
     publish(&site.amqp, &site.prefix, "old", Job::many("job", 5)).await;
