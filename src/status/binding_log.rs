@@ -13,6 +13,9 @@ const LASTING: Duration = Duration::from_secs(10);
 /// The reasons that other code logs at once.
 const LOGGED_ELSEWHERE: [&str; 5] = ["paused", "throttled", "store", "unreachable", "unauthorized"];
 
+/// The reasons of a downstream that is not consumed, and so holds no jobs back. Why it is not is logged elsewhere.
+const NOT_CONSUMED: [&str; 2] = ["starting", "broker"];
+
 /// Every reason.
 pub(super) const REASONS: [&str; 12] = [
     "idle",
@@ -88,6 +91,7 @@ impl BindingLog {
         self.count_until(now);
         if now.saturating_duration_since(self.since) < failpoint::interval(LASTING)
             || self.logged == self.current
+            || NOT_CONSUMED.contains(&reason)
         {
             return false;
         }
@@ -142,7 +146,10 @@ mod tests {
         let other = std::iter::repeat_n(("limit", Some("quota")), 12);
         assert!(lines(idle.clone()).is_empty(), "nothing to do is no news at the start");
         assert_eq!(lines(limit.clone()), [10]);
-        assert_eq!(lines(limit.chain(other).chain(idle)), [10, 40, 52]);
+        assert_eq!(lines(limit.clone().chain(other).chain(idle.clone())), [10, 40, 52]);
+        let away = std::iter::repeat_n(("broker", None), 30);
+        assert!(lines(away.clone().chain(idle.clone())).is_empty(), "nothing was held back");
+        assert_eq!(lines(limit.chain(away).chain(idle)), [10, 70]);
     }
 
     #[test]
