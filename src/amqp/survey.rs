@@ -82,7 +82,7 @@ async fn look_up(
     while !places.is_empty() {
         let now = &places[..places.len().min(AT_ONCE)];
         // Each name is sent as it is found: one queue that hangs does not keep back those before it.
-        let look_up = async |place: &Place| {
+        let ask = async |place: &Place| {
             let length = find_queue(&asking, &place.queue).await?;
             // Whether somebody still waits for the names is asked below.
             if length > 0 {
@@ -90,7 +90,7 @@ async fn look_up(
             }
             Ok::<_, Error>(())
         };
-        let mut lengths = join_all(now.iter().map(look_up)).await;
+        let mut lengths = join_all(now.iter().map(ask)).await;
         if found.is_closed() {
             break;
         }

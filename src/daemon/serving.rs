@@ -112,7 +112,10 @@ impl Serving {
     /// Starts one that has waited for its turn.
     fn begin_next(&mut self, name: String, (dispatcher, handle): (Dispatcher, Handle)) {
         if let Err(error) = self.begin(name.clone(), dispatcher, handle.end.clone()) {
-            return self.cannot_serve(&name, &error);
+            self.cannot_serve(&name, &error);
+            // What was to replace it need not wait for its end.
+            let replacement = self.next.remove(&name).or_else(|| self.turn.remove(&name));
+            return self.start(replacement.into_iter().collect());
         }
         handle.set_begun(true);
         let amqp = Arc::clone(&self.amqp);

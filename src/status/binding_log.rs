@@ -13,7 +13,8 @@ const LASTING: Duration = Duration::from_secs(10);
 /// The reasons that other code logs at once.
 const LOGGED_ELSEWHERE: [&str; 5] = ["paused", "throttled", "store", "unreachable", "unauthorized"];
 
-/// The reasons of a downstream that is not consumed, and so holds no jobs back. Why it is not is logged elsewhere.
+/// The reasons of a downstream that waits for its turn to begin, or is not consumed. It has nothing to release. What the broker
+/// refuses is logged elsewhere.
 const NOT_CONSUMED: [&str; 2] = ["starting", "broker"];
 
 /// Every reason.

@@ -74,9 +74,8 @@ impl Exchange {
     pub(super) fn new(shared: Arc<Shared>, stop: CancellationToken) -> Self {
         let mut terms = shared.parts.terms.clone();
         terms.mark_changed();
-        for gauge in [metric::ORPHANS, metric::SILENT_REPLICAS, metric::STRAY_REPLICAS] {
-            metrics::gauge!(gauge.name).set(0.0);
-        }
+        let gauges = [metric::ORPHANS, metric::SILENT_REPLICAS, metric::STRAY_REPLICAS];
+        gauges.iter().for_each(|gauge| metrics::gauge!(gauge.name).set(0.0));
         Self {
             shared,
             terms,
@@ -132,7 +131,7 @@ impl Exchange {
         }
         lock(&self.shared.known).drop_old_others(|| self.silence.all());
         if is_there {
-            if self.rounds % SERVED_ROUNDS == 1 {
+            if self.rounds % SERVED_ROUNDS == 1 || !self.noted.has(&self.shared.parts.dispatchers.all()) {
                 self.note_served().await;
             }
             let reads = is_watched || self.rounds % ROUNDS == 1;
@@ -195,8 +194,9 @@ impl Exchange {
         self.count_silent();
     }
 
-    /// Records that the store has not answered: that makes no replica silent.
+    /// Records that the store has not answered: that makes no replica silent. Once it answers, all is reported at once.
     fn interrupted(&mut self) {
+        self.rounds = 0;
         self.silence.interrupted(Instant::now());
         self.count_silent();
     }

@@ -1,6 +1,6 @@
 //! Whether the store knows which downstreams this replica serves.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which of these downstreams the store knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,11 @@ pub(super) enum Noted {
 }
 
 impl Noted {
+    /// Whether the store knows just these.
+    pub(super) fn has<T>(&self, all: &BTreeMap<String, T>) -> bool {
+        matches!(self, Self::Yes(names) if names.iter().eq(all.keys()))
+    }
+
     /// Whether the store has lost what was reported, if `new` of these names were new to it. A downstream that was added since is
     /// new to it in any case.
     pub(super) fn is_lost(&self, names: &BTreeSet<String>, new: usize) -> bool {
@@ -44,6 +49,11 @@ mod tests {
         ] {
             assert_eq!(noted.is_lost(&names(now), new), is_lost, "{now:?} {new}");
         }
+        let all = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), ())).collect();
+        let has =
+            [&["a", "b"][..], &["a"], &["a", "b", "c"], &["a", "c"]].map(|names| noted.has(&all(names)));
+        assert_eq!(has, [true, false, false, false]);
+        assert!(!Noted::Never.has(&all(&["a"])) && !Noted::Lost.has(&all(&["a"])));
         assert!(!Noted::Never.is_lost(&names(&["a"]), 1) && !Noted::Lost.is_lost(&names(&["a"]), 1));
     }
 }

@@ -36,7 +36,7 @@ struct Watched {
 /// The lines that are due, each about these downstreams.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct News {
-    /// Nobody has served them for [`LASTING`].
+    /// This replica has seen for [`LASTING`] that nobody serves them.
     begun: Vec<String>,
     /// They are served again, or were deleted.
     ended: Vec<String>,

@@ -19,6 +19,9 @@ use super::summary::Summary;
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 pub(super) const KEPT: Duration = Duration::from_secs(10);
 
+/// How long reports are too long before the log says so.
+const LASTING: Duration = Duration::from_secs(60);
+
 /// The time-out for an answer of the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -37,19 +40,21 @@ pub(super) async fn report(shared: &Shared) -> usize {
 
 fn log_left_out(too_long: &mut Episode, left_out: usize) {
     if left_out == 0 {
-        too_long.end();
+        if too_long.end() {
+            tracing::info!("the report of this replica has room for all its downstreams again");
+        }
     } else if too_long.note(()) {
         tracing::warn!(
             left_out,
             "the report of this replica is too long for the store: the other replicas do not see these downstreams of it, the last \
-             ones by name; serve fewer downstreams by each fleet of daemons"
+             ones by name; divide the downstreams over several groups of daemons, each with its own file"
         );
     }
 }
 
 /// Reports this replica every two seconds until `stop`, and says goodbye then, also if the store has not answered before.
 pub(super) async fn report_until(shared: &Shared, stop: &CancellationToken) {
-    let mut too_long = Episode::default();
+    let mut too_long = Episode::after(failpoint::interval(LASTING));
     while stop.run_until_cancelled(sleep(failpoint::interval(INTERVAL))).await.is_some() {
         log_left_out(&mut too_long, report(shared).await);
     }

@@ -179,7 +179,8 @@ impl Summary {
         let all = self.downstreams.len();
         let (mut text, mut kept) = (self.text(), all);
         while text.len() > MAX_SUMMARY_BYTES && kept > 0 {
-            kept = kept * 9 / 10;
+            // In proportion, and some less, so that one or two more are enough.
+            kept = (kept * (MAX_SUMMARY_BYTES / 1024 * 95 / 100) / (text.len() / 1024)).min(kept - 1);
             let downstreams = self.downstreams.iter().take(kept);
             let downstreams = downstreams.map(|(name, own)| (name.clone(), own.clone())).collect();
             let (replica, asked) = (self.replica.clone(), self.asked.clone());

@@ -17,7 +17,7 @@ pub(super) struct Allowance {
     /// The number of downstreams of this sweep.
     downstreams: usize,
     spent: usize,
-    /// The last downstream, by name, that had such a check in the sweep before, if that had no more left or ended early. This
+    /// The last downstream, by name, that had such a check in an earlier sweep, which had no more left or ended early. This
     /// sweep continues after it, so that all have their turn.
     after: Option<String>,
     /// The last downstream that had such a check in this sweep.

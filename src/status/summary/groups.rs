@@ -13,8 +13,10 @@ use super::{Bound, IDLE, LONGEST, Own, OwnReleases, Summary, is_default};
 /// From this number of downstreams on there are groups. A replica of an earlier version does not see the downstreams in them.
 pub(super) const MANY: usize = 2_000;
 
-/// The most downstreams of groups that are read.
+/// The most downstreams of groups that are read, and the longest reason, in bytes: each downstream of a group gets a copy, and
+/// anybody who may write to the store may leave a summary.
 pub(super) const MOST_GROUPED: usize = 50_000;
+const LONGEST_REASON: usize = 32;
 
 /// What the text of a summary has besides its fields, if there are [`MANY`] downstreams.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -26,12 +28,12 @@ struct Groups {
     failures: BTreeMap<String, Vec<Failure>>,
 }
 
-/// Downstreams that have no jobs, for the same reason, and the same limits.
+/// Downstreams without jobs, with the same reason and the same limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Group {
     #[serde(flatten)]
     kind: Kind,
-    /// Since when the first of them has no jobs for this reason.
+    /// Since when the reason holds for the first of them.
     #[serde(rename = "s")]
     since: Millis,
     #[serde(rename = "n")]
@@ -102,7 +104,8 @@ impl Group {
 
     /// Its downstreams, without their failures.
     fn into_downstreams(self) -> impl Iterator<Item = (String, Own)> {
-        let Self { kind: Kind { reason, file }, since, names, after, until, released, delivered, failed } = self;
+        let Self { kind: Kind { reason, file }, since, names, after, until, released, delivered, failed } =
+            self;
         let at = move |seconds: Millis| since.saturating_add(seconds.saturating_mul(1000));
         let each = names.into_iter().zip(after.into_iter().zip(released)).enumerate();
         each.map(move |(index, (name, (after, released)))| {
@@ -175,7 +178,9 @@ impl Summary {
             return Some(());
         }
         let Groups { groups, mut failures } = serde_json::from_str(text).ok()?;
-        if groups.iter().map(|group: &Group| group.names.len()).sum::<usize>() > MOST_GROUPED {
+        let is_long = |group: &Group| group.kind.reason.len() > LONGEST_REASON;
+        let all = groups.iter().map(|group| group.names.len()).sum::<usize>();
+        if all > MOST_GROUPED || groups.iter().any(is_long) {
             return None;
         }
         for (name, own) in groups.into_iter().flat_map(Group::into_downstreams) {

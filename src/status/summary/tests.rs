@@ -136,6 +136,29 @@ fn thousands_of_downstreams_at_rest_are_reported_in_groups() {
     // Anybody may write a summary.
     let too_many = vec![r#""a""#; MOST_GROUPED].join(",");
     assert!(Summary::read(&text.replacen(r#""n":["#, &format!(r#""n":[{too_many},"#), 1)).is_none());
+    for (group, read) in [
+        (r#"{"s":0,"n":["x"],"a":[0],"r":[0]}"#, Some(("idle", 0, None))),
+        (
+            r#"{"s":-9223372036854775808,"n":["x"],"a":[9223372036854775807],"r":[0],"u":[-1]}"#,
+            Some(("idle", 0, None)),
+        ),
+        (r#"{"b":"paused","s":5,"n":["x"],"a":[1],"r":[0],"u":[2]}"#, Some(("paused", 1005, Some(2005)))),
+        (r#"{"s":0,"n":["x"],"a":[],"r":[0]}"#, None),
+    ] {
+        let forged = format!(
+            r#"{{"v":1,"replica":{{"id":"a","host":"h","pid":1,"version":"1","started_at":0}},"at":0,"amqp":true,"store":true,"downstreams":{{}},"i":[{group}]}}"#
+        );
+        let found = Summary::read(&forged).unwrap().downstreams.remove("x").map(|own| own.binding);
+        match read {
+            Some(_) if group.contains("-9223372036854775808") => assert!(found.is_some(), "no overflow"),
+            Some((reason, since, until)) => {
+                assert_eq!(found, Some(Bound { reason: reason.to_owned(), since, until, limit: None }));
+            }
+            None => assert_eq!(found, None, "lists that are too short leave it out"),
+        }
+    }
+    let long = format!(r#""i":[{{"b":"{}","#, "x".repeat(33));
+    assert!(Summary::read(&text.replacen(r#""i":[{"#, &long, 1)).is_none());
 }
 
 /// Such as at the start of a daemon, while the broker is away, or after all were paused.

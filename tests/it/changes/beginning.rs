@@ -25,7 +25,8 @@ fn config(site: &Site, proxy: &Proxy, port: u16, all: &[(std::ops::Range<usize>,
     let mut config = with(site, "").replace(&format!(":{port}"), &format!(":{}", proxy.port()));
     for (range, api) in all {
         for n in range.clone() {
-            config += &table(&format!("d{n}"), api, &format!("rate = '1000/s'\nqueue.name = '{}'", queue(site, n)));
+            config +=
+                &table(&format!("d{n}"), api, &format!("rate = '1000/s'\nqueue.name = '{}'", queue(site, n)));
         }
     }
     config
@@ -54,7 +55,7 @@ async fn what_changes_before_its_turn_has_come_counts() {
     assert_eq!(ids(&first.wait_for(ALL + ADDED - REPLACED, LONG).await), at(REPLACED, ALL + ADDED));
     assert_eq!(ids(&other.wait_for(REPLACED - REMOVED, LONG).await), at(REMOVED, REPLACED));
     paced.wait_ready().await;
-    // Nobody consumes those that were removed, and their jobs lie where they lay.
+    // Nobody consumes those that were removed, and their jobs stay in their queues.
     for n in 0..REMOVED {
         let nobody = async || publish::counts(&site.amqp, &queue(&site, n)).await == Some((1, 0));
         until("a queue without a consumer", LONG, nobody).await;

@@ -63,15 +63,15 @@ async fn a_store_that_goes_is_shown_with_every_setting_of_on_unavailable() {
         publish(policy, 1).await;
     }
     site.api.wait_for(3, LONG).await;
-    // The store counts jobs that are parked; what it said does not count once it is away.
+    // The store counts jobs that are parked; what it said does not count when it has been away for a while.
     let tomorrow = AMQPValue::LongLongInt(wall_now().0 / 1000 + 86_400_000);
     for policy in POLICIES {
         let later = Job::new(format!("{policy}-later")).header_value("paced-not-before", tomorrow.clone());
         publish::publish(&site.amqp, &site.prefix, policy, vec![later]).await;
     }
-    let all_parked = |state: &Value| POLICIES.iter().all(|policy| {
-        values(state, ".downstreams[].parked", policy) == [&Value::from(1)]
-    });
+    let all_parked = |state: &Value| {
+        POLICIES.iter().all(|policy| values(state, ".downstreams[].parked", policy) == [&Value::from(1)])
+    };
     until("one is parked of each", LONG, async || {
         let text = replica.tool(TOKEN, &["-o", "json", "status"]).await.stdout;
         all_parked(&serde_json::from_str(&text).unwrap())
