@@ -90,10 +90,10 @@ impl Acker {
     /// channel afterwards.
     ///
     /// The broker's channel passes some 32 acks and give-backs at a time to a quorum queue. The rest waits in the
-    /// channel, and is lost when the channel closes. The queue itself answers a consume and a cancel: the consume
-    /// when it has processed what was passed to it, the cancel when it has processed what waited until then.
-    /// Meanwhile the broker delivers one job at most, which returns to the queue when the channel closes. Where nothing was
-    /// settled, it asks nothing.
+    /// channel, and is lost when the channel closes. So this starts a consumer and cancels it. The queue answers the
+    /// consume once it has processed what the channel had passed on, and the cancel once it has processed the rest.
+    /// In between, the broker delivers one job at most, which returns to the queue when the channel closes. If
+    /// nothing was settled, nothing is asked.
     ///
     /// Cancel safe.
     ///

@@ -30,7 +30,7 @@ pub struct Address {
     others: Vec<(String, u16)>,
     /// The TLS settings of connections; `None` where the URL has no TLS.
     tls: Option<Tls>,
-    /// The URL as it is now, where it has a file.
+    /// The source of the present URL, if the URL comes from a file.
     url: Option<Arc<FreshSecret>>,
     /// The longest frame, as the last connection agreed on it with the broker; 0 before the first one.
     frame_max: Arc<AtomicU32>,
@@ -74,9 +74,9 @@ impl Address {
 
     /// The URL, with the first host.
     ///
-    /// It asks for frames as long as those of the last connection. The client has room for 64 frames for each connection. It
-    /// allocates this room at once if it knows the length, and then only what is used takes memory. If it learns the length
-    /// from the broker, it fills 8 MiB with zeros.
+    /// It requests frames as long as those of the last connection. lapin has a buffer of 64 frames for each
+    /// connection. If it knows the length of a frame beforehand, it allocates the buffer at once, and only the part
+    /// in use takes memory. If it learns the length from the broker, it fills 8 MiB with zeros.
     pub(super) fn uri(&self) -> AMQPUri {
         let mut uri = self.uri.clone();
         let known = self.frame_max.load(Ordering::Relaxed);
@@ -133,7 +133,7 @@ impl Address {
         if uri.vhost.len() > SHORT {
             return Err(refuse("the vhost is longer than 255 bytes"));
         }
-        // The parser below would ignore an IPv6 host and connect to localhost.
+        // lapin's parser ignores an IPv6 host, and would connect to localhost.
         if let Some(host) = ipv6(text) {
             uri.authority.host = host.to_owned();
         }
@@ -183,7 +183,7 @@ fn refuse(why: &str) -> AddressError {
     AddressError(why.to_owned())
 }
 
-/// A URL for each host of a URL with several. The parser below would take a host that is missing for localhost.
+/// A URL for each host of a URL with several. lapin's parser reads a missing host as localhost.
 fn each_host(text: &str) -> Result<Vec<String>, AddressError> {
     let start = text.find("://").map_or(0, |at| at + 3);
     let end = text[start..].find(['/', '?', '#']).map_or(text.len(), |at| start + at);

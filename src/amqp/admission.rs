@@ -39,20 +39,21 @@ enum Channel {
     Heads,
 }
 
-/// The consumers of one channel. Once this is dropped, nobody takes what the broker still delivers to them.
+/// The decision on the bodies that come over one channel. Its consumers hold it. Once they have dropped it, nobody
+/// takes what the broker still delivers there.
 #[derive(Debug)]
 pub(super) struct Admission {
     account: Arc<Account>,
     gives_back: GiveBack,
     /// The bytes that were counted for messages that have not been handed on yet.
     arriving: AtomicU64,
-    /// The bytes that are counted for messages which were requested again, so that no other downstream requests their
+    /// The bytes that are counted for messages which were requested again, so that no other downstream takes that
     /// room.
     reserved: AtomicU64,
 }
 
 impl Admissions {
-    /// Starts to decide on what comes over a channel. It must be called before anything is consumed there.
+    /// Starts to decide on the bodies that come over a channel. It must be called before anything is consumed there.
     pub(super) fn open(&self, channel: u16, account: &Arc<Account>, gives_back: GiveBack) -> Arc<Admission> {
         let (account, [arriving, reserved]) = (Arc::clone(account), [const { AtomicU64::new(0) }; 2]);
         let admission = Arc::new(Admission { account, gives_back, arriving, reserved });
@@ -98,7 +99,7 @@ impl Admission {
         let reserved = self.reserved.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         self.account.remove(reserved.map_or(0, |reserved| reserved.min(least(body))));
         let is_cut = match self.gives_back {
-            // A process that ends for want of memory gives back all that it holds.
+            // Beyond that, the process could run out of memory. Then all its messages would be given back.
             GiveBack::New if redelivered => self.account.is_far_beyond(),
             GiveBack::All | GiveBack::New => self.account.is_full(),
             GiveBack::None => false,

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::lock::lock;
 
-/// The number of queues that a downstream is consumed from: that of its jobs, and that of jobs that come home.
+/// The number of queues that a downstream is consumed from: one of new jobs, and one of parked jobs that come home.
 const QUEUES: usize = 2;
 
 /// Notes for one of the queues whether it is consumed.

@@ -109,7 +109,8 @@ impl Budget {
 }
 
 impl Account {
-    /// Counts a message as held, even if that exceeds the bounds. [`Account::add`] has `counted` a part of its bytes before.
+    /// Counts a message as held, even if that exceeds the bounds. `counted` of its bytes were counted before, by
+    /// [`Account::add`].
     pub(super) fn charge(self: &Arc<Self>, bytes: u64, counted: u64) -> Charge {
         self.add(bytes.saturating_sub(counted));
         Charge { account: Arc::clone(self), bytes: bytes.max(counted) }

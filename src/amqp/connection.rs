@@ -170,10 +170,11 @@ pub(super) async fn ask<T>(
 
 /// Opens a channel.
 ///
-/// lapin keeps the error with which the broker closed a channel, and answers with it when the number of that channel is
-/// used again: as soon as a connection has had as many channels as it may have at a time (2 047 by default). The broker
-/// itself closes the connection if it opens no channel. So an error of a channel means that its number is spent, and the
-/// next one is tried. A connection of which all numbers are spent is closed, for another one to take its place.
+/// lapin keeps the error with which the broker closed a channel, and answers with it when the number of that channel
+/// is used again: as soon as a connection has had as many channels as it may have at a time (2 047 by default). A
+/// broker that cannot open a channel closes the connection. So an error of a channel means that its number is spent,
+/// and the next one is tried. A connection of which all numbers are spent is closed, for another one to take its
+/// place.
 pub(super) async fn channel(connection: &Connection) -> Result<Channel, Error> {
     let open = async {
         loop {

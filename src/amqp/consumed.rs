@@ -41,7 +41,8 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Ends the tasks. Returns whether the broker has processed all that was settled, which few downstreams ask at a time.
+    /// Ends the tasks. Returns whether the broker has processed all settlements; `gate` bounds how many downstreams
+    /// wait for that at a time.
     pub(super) async fn end(self, gate: &Gate) -> bool {
         let Self { slots, closing, subscribers, unparker } = self;
         closing.cancel();
@@ -78,10 +79,10 @@ pub(super) struct Consumers {
 #[derive(Debug, Default)]
 struct State {
     all: BTreeMap<String, Consumed>,
-    /// The indices that were taken and are free again. They are taken first, so that no more connections are opened than the
-    /// most downstreams at a time have needed.
+    /// The indices that were in use and are free again. They are used first, so that the process opens no more
+    /// connections than the largest number of downstreams at one time needs.
     free: BTreeSet<usize>,
-    /// The first index that was never taken.
+    /// The first index that was never in use.
     unused: usize,
 }
 
@@ -106,7 +107,7 @@ impl Consumers {
     /// Adds downstreams, all at once or none.
     ///
     /// # Errors
-    /// There is one of such a name.
+    /// One of these names exists already.
     pub(super) fn add(&self, downstreams: &[Downstream]) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let known = downstreams.iter().find(|downstream| state.all.contains_key(&downstream.name));
@@ -148,7 +149,7 @@ impl Consumers {
         Ok(started)
     }
 
-    /// Takes a downstream out, whose index stays taken until it is released.
+    /// Removes a downstream. Its index stays in use until [`Consumers::release`].
     pub(super) fn take(&self, name: &str) -> Option<Consumed> {
         let consumed = lock(&self.state).all.remove(name)?;
         lock(&self.attached).remove(name);
@@ -156,7 +157,7 @@ impl Consumers {
         Some(consumed)
     }
 
-    /// Lets another downstream take this index.
+    /// Lets another downstream use this index.
     pub(super) fn release(&self, index: usize) {
         lock(&self.state).free.insert(index);
     }

@@ -43,7 +43,7 @@ pub struct DeadLetters {
     has_bodies: bool,
 }
 
-/// Which letters are examined, and when that ends early.
+/// Which letters a scan examines, and when it ends early.
 #[derive(Clone, Debug, Default)]
 pub struct Scan {
     /// Only letters that match; the others stay as they are.
@@ -152,8 +152,8 @@ impl DeadLetters {
         topology::count(&self.consuming, &self.queue()).await
     }
 
-    /// How often letters may be listed before the broker drops them, if that is not often. `None` also where the user
-    /// may not find out; a limit that a policy sets cannot be seen.
+    /// How often letters may be listed before the broker drops them. `None` if that is more often than anybody lists
+    /// them, or if the user may not find out. A limit that a policy sets cannot be seen.
     ///
     /// Cancel safe.
     pub async fn low_delivery_limit(&self) -> Option<u32> {
@@ -321,7 +321,7 @@ impl Scan {
     }
 }
 
-/// Waits for a slot; false where `stop` was first.
+/// Waits for a slot. Returns false if `stop` comes first.
 async fn slot(pace: &Shaper, stop: &CancellationToken) -> Result<bool, Error> {
     match stop.run_until_cancelled(pace.acquire("replay")).await {
         Some(Ok(())) => Ok(true),

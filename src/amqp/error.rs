@@ -44,7 +44,7 @@ pub enum Error {
         /// The exchange or queue.
         what: String,
     },
-    /// It exists with other arguments, which cannot be changed.
+    /// An exchange or queue exists with other arguments, which cannot be changed.
     #[error(
         "{what} exists with other arguments: {detail}; delete it once it is empty, or use another amqp.prefix"
     )]

@@ -26,8 +26,8 @@ impl Existing {
         lock(&self.0).remove(queue);
     }
 
-    /// Records the queue whose declaration was refused with this error, with one warning. Returns false if the error
-    /// is another one, or the queue was known before: then the caller must not repeat the call.
+    /// Records the queue that this error names, and warns once. Returns false if the error is of another kind, or the
+    /// queue was known before: then the caller must not repeat the call.
     pub(super) fn note(&self, error: &Error) -> bool {
         let Error::Inequivalent { what, detail } = error else { return false };
         let Some(queue) = what.strip_prefix("queue ").filter(|queue| !queue.contains(',')) else {

@@ -43,7 +43,7 @@ pub(super) struct Traits {
     pub(super) has_dead_letter_exchange: bool,
     /// `x-delivery-limit`, if the queue was declared with it.
     pub(super) delivery_limit: Option<String>,
-    /// Whether a queue that is full drops its oldest job, and does not refuse what is published.
+    /// Whether a full queue drops its oldest job instead of refusing new ones.
     pub(super) drops_oldest: bool,
 }
 
@@ -59,15 +59,15 @@ pub(super) enum Returns {
     Unknown,
 }
 
-/// The jobs of a queue with a lower limit of deliveries are not given back for lack of room, since a restart gives
-/// them back too.
+/// The jobs of a queue with a delivery limit up to this are not given back for lack of room, since each restart of
+/// paced gives them back too.
 const FEW_DELIVERIES: i64 = 3;
 
 impl Traits {
     /// Which jobs may be given back for lack of room.
     pub(super) fn gives_back(&self) -> GiveBack {
         if self.drops_oldest {
-            // The oldest job is just the one that comes back.
+            // The job that comes back is the oldest one.
             return GiveBack::None;
         }
         let limit = self.delivery_limit.as_ref().and_then(|limit| limit.parse::<i64>().ok());

@@ -54,8 +54,8 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Waits for a permit, in the order of the callers. For the holder of a permit the broker is busy with one
-    /// channel at most.
+    /// Waits for a permit, in the order of the callers. While a caller holds its permit, it keeps the broker busy
+    /// with one channel at most.
     ///
     /// Cancel safe.
     pub(super) async fn enter(&self) -> Option<SemaphorePermit<'_>> {

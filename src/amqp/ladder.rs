@@ -16,8 +16,7 @@ pub const RUNG_UNIT: Duration = Duration::from_secs(1);
 /// The highest rung keeps a message for 2^22 s, 48.5 days: RabbitMQ's longest TTL is 49.7 days.
 const HIGHEST: u8 = 22;
 
-/// The rungs of a downstream's own, as powers of two: no stay there is longer than 4096 s. After it paced decides
-/// again.
+/// The rungs of a downstream's own, as powers of two. The longest stay there is 4096 s; then paced decides again.
 const OWN: [u8; 6] = [2, 4, 6, 8, 10, 12];
 
 /// How many rungs of its own a downstream has.
@@ -35,9 +34,10 @@ const MAX_MARGIN: u32 = 5;
 pub(super) struct Rung(u8);
 
 impl Rung {
-    /// The rung for a message that must wait for this long. After its stay an eighth of the wait is left, or five
-    /// units if these are less. After a wait of a unit, or a little more, less may be left: a message that does not stay
-    /// comes back at once, and would be parked again and again. `None` if no stay is short enough.
+    /// The rung for a message that must wait for this long. The stay ends before the wait does: by an eighth of the
+    /// wait, or by five units if that is less. If the wait is a unit or little more, this margin may be shorter:
+    /// without a stay the message would come back at once, and be parked again and again. `None` if no stay is short
+    /// enough.
     pub(super) fn below(wait: Duration, unit: Duration) -> Option<Self> {
         let margin = (wait / MARGIN_DIVISOR).min(unit * MAX_MARGIN).min(wait.saturating_sub(unit));
         let units = (wait - margin).as_nanos() / unit.as_nanos().max(1);

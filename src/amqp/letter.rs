@@ -34,8 +34,8 @@ const THROTTLED: &str = "paced-throttled";
 const REFUSED: &str = "paced-refused";
 const UNREADABLE: &str = "paced-unreadable";
 const EXPIRATION: &str = "paced-expiration";
-/// Headers of brokers make no part of a job, so a version of paced that does not know this one still accepts the copy
-/// as a job.
+/// No job is made of headers of brokers (`x-`), so an older version of paced, which does not know this header, still
+/// accepts the copy as a job.
 const VERSIONS: &str = "x-opt-paced-versions";
 
 /// The headers that a parked job has beyond its own, besides some of [`REPORT`].
@@ -148,8 +148,8 @@ pub(super) fn is_parked(properties: &BasicProperties) -> bool {
     properties.headers().as_ref().is_some_and(|headers| headers.contains_key(PARKED))
 }
 
-/// Whether the broker itself made the message a letter, such as one that expired in the queue of the jobs: it has an account of
-/// that. paced puts no letter with one into a queue.
+/// Whether the broker itself made the message a letter, such as one that expired in the queue of the jobs: then it
+/// has this header. paced publishes no letter with it.
 pub(super) fn is_by_broker(properties: &BasicProperties) -> bool {
     properties.headers().as_ref().is_some_and(|headers| headers.contains_key(DEATHS))
 }
@@ -220,8 +220,8 @@ pub(super) fn header(properties: &BasicProperties, name: &str) -> Option<String>
     }
 }
 
-/// The start of the response because of which the letter's job became a dead letter, as text. Anybody who may write
-/// to the queue can put a longer one there.
+/// The start of the response because of which the letter's job became a dead letter, as text. It is cut here too,
+/// since anybody who may write to the queue can put a longer one there.
 pub(super) fn response(properties: &BasicProperties) -> Option<String> {
     let AMQPValue::LongString(response) = properties.headers().as_ref()?.inner().get(RESPONSE)? else {
         return None;

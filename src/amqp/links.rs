@@ -31,14 +31,14 @@ fn downstreams(channel_max: u16) -> usize {
 /// The purpose of the first connection that downstreams consume over. The lengths of queues are read over it too.
 pub const CONSUMING: &str = "consuming";
 
-/// The parts that consuming connections have in common.
+/// A connection that downstreams consume over, and its gate.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) current: ConnectionWatch,
     pub(super) gate: Arc<Gate>,
 }
 
-/// The connection of one downstream.
+/// The choice of the connection that one downstream consumes over.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     links: Arc<Links>,
@@ -53,7 +53,8 @@ impl Route {
         Self { links: Arc::clone(links), index, link: links.first() }
     }
 
-    /// Chooses the connection, once it is known how many channels one may have. False if there will be none any more.
+    /// Chooses the connection, once the broker has said how many channels one may have. Returns false if the
+    /// connections are closed for good.
     ///
     /// Cancel safe.
     pub(super) async fn choose(&mut self) -> bool {

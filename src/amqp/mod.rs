@@ -236,7 +236,7 @@ impl Amqp {
     /// Adds downstreams, all at once or none; [`Amqp::source`] consumes each of them then.
     ///
     /// # Errors
-    /// There is one of such a name, which may still be ending.
+    /// One of these names exists already, or its downstream is still ending.
     pub fn add(&self, downstreams: &[Downstream]) -> Result<(), Error> {
         self.consumers.add(downstreams)?;
         for downstream in downstreams {
@@ -252,7 +252,7 @@ impl Amqp {
     /// Not cancel safe: if the future is dropped, its channels stay open. Another downstream of this name may be
     /// added before the end.
     pub async fn remove(&self, name: &str) -> bool {
-        // Before another one of its name may be added.
+        // This comes first, since `take` lets another downstream of this name be added.
         self.depths.leave(name);
         let Some(Consumed { index, running, .. }) = self.consumers.take(name) else { return true };
         let flushed = match running {

@@ -17,8 +17,8 @@ use super::address::Address;
 const STAGGER: Duration = Duration::from_secs(2);
 
 /// The first of these attempts that succeeds. Each begins once the one before has failed, or has taken [`STAGGER`],
-/// and then they run side by side. Without a success until this instant, the result is the last error that
-/// `is_specific`, or the last error if none is; `None` without an error.
+/// and then they run side by side. Without a success until `by`, the result is the last error that `is_specific`, or
+/// the last error if none is; `None` without an error.
 ///
 /// Cancel safe if the attempts are: a dropped future drops those in progress.
 pub(super) async fn first<T, E>(

@@ -66,10 +66,10 @@ impl Available {
 pub(super) struct Parking {
     available: Available,
     pub(super) rungs: Arc<Rungs>,
-    /// They are boxed, since the channel has room for some from the start.
+    /// Boxed, since the channel allocates room for some from the start.
     orders: mpsc::UnboundedSender<Box<Order>>,
-    /// Requests that jobs that wait for the limit come home, except those that were parked under these versions of
-    /// it.
+    /// Requests that the jobs that wait for a limit come home, except those that were parked under these versions of
+    /// the limits.
     pub(super) unpark: watch::Sender<Option<String>>,
 }
 
@@ -173,12 +173,12 @@ impl Parker {
     async fn run(self, available: Available, mut orders: mpsc::UnboundedReceiver<Box<Order>>) {
         let mut publishing = FuturesUnordered::new();
         loop {
-            // A future is polled first in the order in which they were added.
+            // Each future gets its first poll in the order in which it was added.
             tokio::select! {
                 biased;
                 Some(()) = publishing.next() => {}
                 order = orders.recv() => match order {
-                    // The collection has room for one from the start.
+                    // Boxed, since the collection allocates room for one from the start.
                     Some(order) => publishing.push(Box::pin(self.park(&available, *order))),
                     None => break,
                 },
@@ -217,7 +217,7 @@ impl Parker {
                 failpoint::reached("park:acked");
                 break Parked::Done;
             };
-            // An exchange that was deleted is declared again first.
+            // Before the own rungs are given up, an exchange that was deleted is declared again.
             let may_exist = !matches!(error, PublishError::NoExchange(_)) || refusals > 0;
             if is_own && is_refusal(&error) && may_exist {
                 // The job waits on a rung that downstreams share.
@@ -300,7 +300,7 @@ impl Parker {
                 }
             };
             let turn = self.publisher.turn(&queue, order).await?;
-            // After a wait for it, the stay may be too long.
+            // After the wait for the turn, the stay may be too long.
             if self.own.wait(stay, &self.options) == wait {
                 return Ok((wait, exchange, turn));
             }
@@ -308,12 +308,12 @@ impl Parker {
     }
 }
 
-/// Whether the broker refused it where it was to go, and it is nowhere.
+/// Whether the broker refused the message, so that no queue has it.
 const fn is_refusal(error: &PublishError) -> bool {
     matches!(error, PublishError::Refused(_) | PublishError::NoExchange(_) | PublishError::Unroutable(_))
 }
 
-/// Why a publish fails whose exchange could not be ensured.
+/// The error of a publish whose exchange could not be ensured.
 fn unensured(error: Error) -> PublishError {
     match error.is_final() {
         true => PublishError::NoExchange(error.to_string()),

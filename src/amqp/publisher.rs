@@ -136,8 +136,8 @@ impl Publisher {
         self.in_time(publish).await
     }
 
-    /// Waits until a message may be published to this queue at once: few are outstanding there, and the broker accepts
-    /// any. Turns that keep the order come in the order of the callers.
+    /// Waits until a message may be published to this queue at once: few are outstanding there, and the broker
+    /// accepts messages. Turns that keep the order come in the order of the callers.
     ///
     /// Cancel safe.
     ///

@@ -71,8 +71,8 @@ pub(super) async fn answer<T>(
     finish(admissions, closing, what, answer).await
 }
 
-/// Ends calls to the broker, each of which has its own time-out, within a [`ReadTimeout`] for all together. Drops
-/// those that do not end in time.
+/// Waits for calls to the broker within one [`ReadTimeout`]; each call also has its own time-out. Drops those that do
+/// not end in time.
 pub(super) async fn finish<T>(
     admissions: &Admissions,
     closing: &CancellationToken,

@@ -15,9 +15,9 @@ use super::publisher::{Ordering, Publisher};
 use super::supervisor::{Up, fixed};
 use super::targets::Targets;
 
-/// Publishes replies over a connection that carries nothing else. Their producers choose the queue, and some names
-/// make a broker close the whole connection (3.10 over a malformed name for Direct Reply-To): that must harm neither
-/// dead letters nor the readiness of this replica.
+/// Publishes replies over a connection that carries nothing else. Producers choose the queues of replies, and some
+/// names make a broker close the whole connection (3.10 over a malformed name for Direct Reply-To). That must harm
+/// neither dead letters nor the readiness of this replica.
 #[derive(Debug)]
 pub(super) struct Replies {
     address: Address,
@@ -26,7 +26,7 @@ pub(super) struct Replies {
     state: Mutex<State>,
 }
 
-/// How many times the time-out of a publish paced waits for the confirm of a reply.
+/// How long paced waits for the confirm of a reply, as a multiple of the time-out of a publish.
 const WAITS: u32 = 3;
 
 #[derive(Debug, Default)]

@@ -25,9 +25,11 @@ use crate::time::wall_now;
 /// The delay before parking is retried.
 pub(super) const RETRY: Duration = Duration::from_secs(60);
 
-/// How often the use of a downstream's own rungs is retried after that delay; later retries are rarer. The rungs need
-/// not exist, and each attempt costs a channel and a line in the broker's log.
+/// After each of this many failures in a row, the use of a downstream's own rungs is retried after that delay. The rungs
+/// need not exist, and each attempt costs a channel and a line in the broker's log.
 const SOON: u32 = 5;
+
+/// After later failures the delay is this many times as long.
 const LATER: u32 = 10;
 
 /// The rungs that exist, for all downstreams of a process. Each has a lock, since the declaration of one whose queue
@@ -91,7 +93,7 @@ impl Rungs {
         delays.for_each(|delay| drop(known.remove(&delay.name)));
     }
 
-    /// Makes each rung be ensured again, since one does not exist any more.
+    /// Makes the next use ensure each rung again, since one does not exist any more.
     pub(super) fn forget_all(&self) {
         lock(&self.known).clear();
     }
@@ -188,7 +190,7 @@ impl Own {
         own.map_or_else(shared, Wait::Own)
     }
 
-    /// The rung of this downstream.
+    /// The queue and exchange of this rung of the downstream.
     pub(super) fn delay(&self, rung: Rung) -> Option<&Delay> {
         self.delays.iter().find(|delay| delay.rung == rung)
     }

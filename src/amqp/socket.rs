@@ -13,7 +13,7 @@ use super::guard::Wire;
 /// A TCP connection, on tokio.
 pub(super) type Plain = <async_rs::Tokio as async_rs::traits::Reactor>::TcpStream;
 
-/// Opens a TCP connection. TLS is begun by [`wrap`], on the socket that the caller has seen.
+/// Opens a TCP connection. [`wrap`] begins TLS, after the caller has taken what it needs from the plain socket.
 ///
 /// Cancel safe: a dropped future closes it.
 pub(super) async fn dial(at: SocketAddr, runtime: &Runtime<async_rs::Tokio>) -> io::Result<Plain> {

@@ -1,5 +1,4 @@
-//! The messages of one downstream, over one connection after another: those of its jobs' queue, and those that come
-//! home from where they were parked.
+//! The messages of one downstream, over one connection after another: new jobs, and parked jobs that come home.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -37,7 +36,7 @@ pub struct AmqpSource {
     /// The window that the dispatcher wants while it is not paused.
     wanted: u16,
     is_paused: bool,
-    /// Whether each queue has no consumer.
+    /// For each queue, whether it has no consumer.
     idle: [watch::Receiver<bool>; 2],
     /// The assumed size of messages of the jobs' queue, in bytes.
     size: Arc<AtomicU64>,

@@ -24,7 +24,7 @@ use crate::metric;
 /// How often a silent connection is polled: lapin reports almost every loss itself.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A connection that was up when it was made.
+/// A connection to the broker, with the admissions of its channels. It may have been lost since.
 #[derive(Debug)]
 pub(super) struct Up {
     connection: Connection,

@@ -121,11 +121,11 @@ impl Settlement {
     }
 }
 
-/// How often a reply may fail: a requester whose queue stays full does not read it, and a queue name that costs the
-/// channel each time is not a requester's.
+/// After this many failures to publish a reply, it is given up. A requester whose queue stays full does not read it;
+/// a name that closes the channel each time is not the name of a requester's queue.
 const REPLY_FAILURES: u32 = 3;
 
-/// A message that came back more often is not given back voluntarily: RabbitMQ 4.0 to 4.2 drop a message that came
+/// A message that came back this often is not given back voluntarily: RabbitMQ 4.0 to 4.2 drop a message that came
 /// back 20 times, unless another limit is set.
 const MOST_DELIVERIES: i128 = 10;
 

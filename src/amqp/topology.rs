@@ -15,7 +15,7 @@ use super::{Downstream, Options};
 /// limit is -1.
 const DELIVERY_LIMIT: i64 = 1_000_000;
 
-/// The names that follow the prefix.
+/// The names of exchanges and queues, which all begin with the prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     prefix: String,
@@ -195,7 +195,7 @@ pub(super) async fn ensure_rung(channel: &Channel, options: &Options, delay: &De
     arguments.insert(short("x-dead-letter-strategy")?, text("at-least-once"));
     // Without its queue, what is published to the exchange must not vanish.
     declare_exchange(channel, name, ExchangeKind::Fanout, alternate(&names)?).await?;
-    // A rung with another time to live would be another rung.
+    // A rung with another time to live must not be used as it is.
     declare_queue(channel, &Existing::default(), name, arguments).await?;
     bind(channel, name, name, "").await
 }

@@ -91,12 +91,12 @@ struct Unparking<'a> {
     /// The admissions of the connection.
     admissions: &'a Admissions,
     permits: &'a UnparkPermits,
-    /// Ends it early, once the call in progress is answered: the refusal of an abandoned call would count as an error
-    /// of the connection, which others use.
+    /// Ends the run early, once the call in progress is answered: the refusal of an abandoned call would count as an
+    /// error of the connection, which others use.
     closing: &'a CancellationToken,
     /// Jobs that were parked under these versions of the limits stay, except for a few.
     versions: Option<&'a str>,
-    /// Whether the queues are asked themselves for which the broker reports 0. That may make the broker close the
+    /// Whether queues for which the broker reports 0 are asked themselves. That may make the broker close the
     /// connection.
     asks_queues: bool,
 }
@@ -284,7 +284,7 @@ impl Unparking<'_> {
         read_timeout::answer(self.admissions, self.closing, what, answer).await
     }
 
-    /// Waits for calls to the broker, which have a time-out each; not for long any more once it is to end.
+    /// Waits for calls to the broker, each of which has its own time-out. The wait is short once this is to end.
     async fn finish<T>(&self, what: &str, calls: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         read_timeout::finish(self.admissions, self.closing, what, calls).await
     }

@@ -15,8 +15,8 @@ use super::admission::GiveBack;
 /// The least window while nothing is known of the sizes of messages.
 const FIRST: u64 = 2;
 
-/// If all messages of a window are as long as the longest of late, they have at most this many times the bytes that
-/// may be held.
+/// If all messages of a window are as long as the longest recent one, they have at most this many times the bytes
+/// that may be held.
 const EXCESS: u64 = 4;
 
 /// The most messages that are unsettled at once where none may be given back: there nothing else bounds the bytes of
@@ -179,8 +179,8 @@ impl Sizes {
 /// Without a consumer it waits until half of the window is free, or for long enough. With one, it cuts the window at
 /// once where fewer messages are wanted. The window grows
 /// - at once, where a new consumer has at least twice the prefetch;
-/// - at once, where everything that the consumer may bring is here, and the target has risen by a quarter, or is
-///   twice of that: jobs that cannot be released must not block others;
+/// - at once, where everything that the consumer may bring is here, and the target has risen by a quarter, or is at
+///   least twice as much: jobs that cannot be released must not block others;
 /// - where everything is here and little is missing, after a while;
 /// - where little is unsettled, so that the whole window can be had.
 pub(super) fn step(

@@ -20,7 +20,7 @@ pub(super) enum LetterQueue {
 pub(super) struct Destination {
     pub(super) exchange: String,
     pub(super) key: String,
-    /// The queue that must exist, where that is not certain: otherwise the copy would be unroutable as well.
+    /// The queue that must exist, if it may be missing: without it the copy would be unroutable as well.
     pub(super) uncertain: Option<String>,
 }
 

@@ -22,8 +22,8 @@ pub struct Letter {
     pub message: Message,
     /// All properties and headers as they were delivered.
     pub properties: BasicProperties,
-    /// `paced-reason`; `None` where the broker dead-lettered it, and for unroutable messages. So are the fields below where a
-    /// producer has sent headers with these names.
+    /// `paced-reason`. `None` where the broker dead-lettered the message, and for most unroutable messages. A header
+    /// with this name, or with that of a field below, is the producer's then, and does not count.
     pub reason: Option<String>,
     /// `paced-detail`.
     pub detail: Option<String>,
@@ -35,8 +35,8 @@ pub struct Letter {
     pub routing_key: Option<String>,
     /// `paced-dead-at`: epoch ms.
     pub dead_at: Option<String>,
-    /// `paced-response`: the beginning of the API's answer. What is not UTF-8 has replacement characters here, and is
-    /// as it was among the headers of `properties`.
+    /// `paced-response`: the beginning of the API's answer. Bytes that are not UTF-8 are replacement characters here;
+    /// the headers of `properties` have them unchanged.
     pub response: Option<String>,
 }
 
@@ -50,9 +50,10 @@ impl Letter {
         Self::open(delivery, key, malformed, has_report)
     }
 
-    /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers. These headers and
-    /// those of a report count only where `is_ours`: it was published to an exchange that only paced publishes to. Producers
-    /// publish to others: to that of jobs, or to one that an operator has bound to an exchange of paced.
+    /// Opens a message that reached no downstream's queue. The routing key of a parked job is in its headers. These
+    /// headers and those of a report count only if `is_ours`: then the message was published to an exchange to which
+    /// only paced publishes. Producers publish to other exchanges: to that of jobs, or to one that an operator has
+    /// bound to an exchange of paced.
     pub(super) fn unroutable(mut delivery: Delivery, is_ours: bool) -> Self {
         let malformed = take_mark(&mut delivery.properties).and_then(Mark::malformed);
         let is_parked = is_ours && is_parked(&delivery.properties);
@@ -102,7 +103,7 @@ impl Letter {
         job
     }
 
-    /// The value of a header, also of one that no job is made of.
+    /// The value of any header, also of one that paced does not read.
     pub fn header(&self, name: &str) -> Option<Value> {
         self.properties.headers().as_ref()?.inner().get(name).map(value)
     }

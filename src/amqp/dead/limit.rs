@@ -12,8 +12,8 @@ const DEFAULT: u32 = 20;
 /// Higher limits are not reported: nobody lists letters that often.
 const ENOUGH: u32 = 1000;
 
-/// How often letters of the queue may be given back before the broker drops them, if that is not often; `None` also
-/// where the user may not find out. A limit that a policy sets cannot be seen.
+/// How often letters of the queue may be given back before the broker drops them. `None` if that is [`ENOUGH`] times
+/// or more, or if the user may not find out. A limit that a policy sets cannot be seen.
 pub(super) async fn low_limit(connection: &Connection, address: &Address, queue: &str) -> Option<u32> {
     let release = greeting(address).await?.release()?;
     // From 4.3 on, letters that are given back do not count.

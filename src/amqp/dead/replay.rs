@@ -47,9 +47,9 @@ impl DeadLetters {
     /// may have been published already.
     ///
     /// # Errors
-    /// The broker's, about the letters; those about publishing are in [`Tally::error`]. A header name over 255 bytes.
-    /// [`Replay::to`] is no downstream of the options, or its queue does not exist. The letters are without bodies
-    /// ([`DeadLetters::open_heads`]).
+    /// An error of the broker about the letters; errors of publishing are in [`Tally::error`]. The name of a header
+    /// is longer than 255 bytes. [`Replay::to`] is no downstream of the options, or its queue does not exist. The
+    /// letters are without bodies ([`DeadLetters::open_heads`]).
     pub async fn replay(
         &self,
         scan: &Scan,

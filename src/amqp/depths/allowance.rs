@@ -6,9 +6,10 @@
 /// Up to this number of downstreams all queues are checked when they are due.
 pub(super) const FEW: usize = 250;
 
-/// The most of these checks in a sweep over more downstreams, or one for this number of them if that is more: a sweep over
-/// ten thousand takes twenty-five minutes.
+/// The most of these checks in a sweep over more downstreams, unless [`PART`] allows more.
 const MOST: usize = 20;
+
+/// A sweep may make one of these checks for this number of downstreams. A sweep over ten thousand takes twenty-five minutes.
 const PART: usize = 50;
 
 /// The checks that are left in a sweep, and where the last one ended.
@@ -17,8 +18,8 @@ pub(super) struct Allowance {
     /// The number of downstreams of this sweep.
     downstreams: usize,
     spent: usize,
-    /// The last downstream, by name, that had such a check in an earlier sweep, which had no more left or ended early. This
-    /// sweep continues after it, so that all have their turn.
+    /// The last downstream, by name, with such a check in the sweep before, if that one had no check left or ended
+    /// early. This sweep continues after it, so that all downstreams have their turn.
     after: Option<String>,
     /// The last downstream that had such a check in this sweep.
     last: Option<String>,

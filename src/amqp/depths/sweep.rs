@@ -32,7 +32,7 @@ impl Queue {
         Self { name, length: Length::new(haste) }
     }
 
-    /// Checks the queue, if that is due; one that was missing only if the probe may find none.
+    /// Checks the queue if that is due. A queue that was missing is checked only if `probe.may_miss`.
     ///
     /// # Errors
     /// The connection cannot be used.
@@ -96,8 +96,8 @@ impl Queues {
         }
     }
 
-    /// Checks the queues that are due. Those of jobs that wait for a limit, which most downstreams lack, are left out if `all` is
-    /// false and the first one is not known to be there.
+    /// Checks the queues that are due. The queues of jobs that wait for a limit, which most downstreams lack, are
+    /// skipped if `all` is false and the first one is not known to exist.
     async fn check(&mut self, probe: &mut Probe<'_>, all: bool) -> Result<Option<Depth>, Error> {
         self.jobs.check(probe).await?;
         self.home.check(probe).await?;
@@ -129,8 +129,9 @@ impl Queues {
 struct Probe<'a> {
     connection: &'a Connection,
     channel: Option<Channel>,
-    /// Whether queues of the present downstream may be checked that were missing, and how many of its checks found none.
+    /// Whether queues of the present downstream that were missing may be checked.
     may_miss: bool,
+    /// How many checks of the present downstream found no queue.
     missed: usize,
     pace: &'a mut Interval,
     stop: &'a CancellationToken,

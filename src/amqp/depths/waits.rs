@@ -16,8 +16,8 @@ pub struct Waiting {
     pub jobs: u32,
 }
 
-/// How long it counts that the queues of a downstream were missing. The broker logs each check of a queue that is missing. Another
-/// replica that declares them meanwhile brings home itself what it parks there.
+/// How long the queues of a downstream count as missing after a check, since the broker logs each check of a missing
+/// queue. If another replica declares them meanwhile, it also brings home the jobs that it parks there.
 const COUNTS_FOR: Duration = Duration::from_secs(300);
 
 /// The downstreams whose wait queues were missing in a check.

@@ -32,8 +32,8 @@ const HEADERS: usize = 2;
 /// The beginning of the broker's record of its dead-letterings: the name of the entry, behind its length.
 const DEATHS: &[u8] = b"\x07x-death";
 
-/// The shortest entry of that name, without a value: the record is not known, but there may be one. A letter with such an entry
-/// counts as one of the broker, so that no header of its producer counts as a report.
+/// The shortest entry of that name, without a value. It stands for a record that is lost, or that may have been
+/// there. A letter with it counts as one of the broker, so that no header of its producer counts as a report.
 const SOME_DEATHS: &[u8] = b"\x07x-deathV";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(super) fn body_size(payload: &[u8]) -> Option<u64> {
     payload.get(4..FIXED)?.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// The payload that replaces one whose body, of this length, is cut: it announces no body, and has nothing but the mark.
+/// The payload for a message whose body, of this length, is cut: it announces no body, and has nothing but the mark.
 pub(super) fn cut(body: u64) -> Vec<u8> {
     // Class 60, no weight, no body.
     let mut payload = vec![0; FIXED];
@@ -86,8 +86,8 @@ pub(super) fn is_sound(payload: &[u8]) -> bool {
 
 /// The payload without what lapin cannot parse, with a mark, and of `max` bytes at most.
 ///
-/// `trouble` is what is known to be wrong with the message already. `None` where the payload lacks even the size of the
-/// body, which is no message.
+/// `trouble` is what is known to be wrong with the message already. `None` where the payload lacks even the size of
+/// the body: that is no message.
 pub(super) fn rebuild(payload: &[u8], trouble: Option<String>, max: usize) -> Option<Vec<u8>> {
     rebuild_from(payload, Parts { trouble, ..Parts::default() }, max)
 }
@@ -101,8 +101,8 @@ fn rebuild_from<'a>(payload: &'a [u8], mut parts: Parts<'a>, max: usize) -> Opti
     Some(parts.write(fixed, mark::entry(&trouble), max))
 }
 
-/// The payload that replaces one whose body is cut and whose properties are kept, as far as lapin can parse them: it
-/// announces no body, has a mark with its length, and is of `max` bytes at most.
+/// The payload for a message whose body is cut and whose properties are kept, as far as lapin can parse them. It
+/// announces no body, has a mark with the length of the body, and is of `max` bytes at most.
 pub(super) fn without_body(payload: &[u8], trouble: Option<String>, max: usize) -> Option<Vec<u8>> {
     let size = body_size(payload)?;
     let mut parts = Parts { trouble, ..Parts::default() };
@@ -258,7 +258,7 @@ fn describe(name: &[u8], flaw: Flaw) -> String {
     }
 }
 
-/// The beginning of foreign bytes, escaped for people.
+/// The beginning of bytes from a peer, escaped for people.
 pub(super) fn escaped(bytes: &[u8]) -> String {
     const SHOWN: usize = 40;
     let dots = if bytes.len() > SHOWN { "..." } else { "" };
@@ -319,7 +319,8 @@ impl Oversized {
                 "the properties take {is} bytes and must fit {max}; send less in headers, more in the body"
             )
         });
-        // What is cut off may have the broker's record: without that, no message would be longer than a frame.
+        // What is cut off may contain the broker's record, since only that record makes a content header longer than
+        // a frame.
         let parts = Parts { trouble: Some(trouble), hides_deaths: true, ..Parts::default() };
         rebuild_from(&self.shortened().unwrap_or_else(|| self.start.clone()), parts, max)
     }

@@ -40,7 +40,7 @@ pub(super) struct Filter {
 enum Step {
     /// This many bytes pass as they are.
     Pass(usize),
-    /// These bytes replace as many as given.
+    /// These bytes replace this many.
     Replace(usize, Vec<u8>),
     /// The decision needs more bytes.
     Wait,

@@ -1,4 +1,4 @@
-//! The outline of AMQP 0-9-1 frames: pure.
+//! The layout of AMQP 0-9-1 frames. It has no I/O.
 
 pub(super) const METHOD: u8 = 1;
 pub(super) const HEADER: u8 = 2;

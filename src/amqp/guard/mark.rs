@@ -70,8 +70,8 @@ fn named(name: &str, kind: u8, value: &[u8]) -> Vec<u8> {
 
 /// Takes the mark off the properties. It says what the guard changed in the message; `None` if it changed nothing.
 ///
-/// It must be called on every delivery of lapin, before anything else reads it. A body that was cut is never an empty one: a
-/// reader of properties alone calls [`take_body_length`] first.
+/// It must be called on every delivery of lapin, before anything else reads it: otherwise a body that was cut would
+/// count as an empty one. A reader of properties alone calls [`take_body_length`] first.
 pub(crate) fn take_mark(properties: &mut BasicProperties) -> Option<Mark> {
     if let Some(body) = take_body_length(properties) {
         return Some(Mark::Cut(body));
@@ -83,7 +83,7 @@ pub(crate) fn take_mark(properties: &mut BasicProperties) -> Option<Mark> {
     })
 }
 
-/// Takes the mark off the properties of a message whose body was cut alone: the length of the body.
+/// Takes off the mark of a message whose body was cut and whose properties were kept. Returns the length of the body.
 pub(crate) fn take_body_length(properties: &mut BasicProperties) -> Option<u64> {
     match take(properties, &BODY)? {
         AMQPValue::LongLongInt(body) => u64::try_from(body).ok(),

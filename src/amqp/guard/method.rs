@@ -1,4 +1,4 @@
-//! The short strings in the broker's methods: pure.
+//! Repairs the short strings in the broker's methods. It has no I/O.
 
 use super::content::escaped;
 use super::frame::Reader;

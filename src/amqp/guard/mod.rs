@@ -1,8 +1,8 @@
 //! A guard between the broker's socket and lapin, whose parser a message can crash.
 //!
-//! RabbitMQ forwards what lapin cannot parse: tables nested a thousand deep overflow the stack of its I/O thread, which
-//! aborts the process; a short string that is not UTF-8, or a content header that is longer than a frame may be, ends
-//! the connection, and the next one too, since the message is delivered again.
+//! RabbitMQ forwards what lapin cannot parse: tables nested a thousand deep overflow the stack of lapin's I/O thread,
+//! which aborts the process; a short string that is not UTF-8, or a content header that is longer than a frame may
+//! be, ends the connection, and the next one too, since the message is delivered again.
 //!
 //! The guard reads the frames as they come, after TLS. Frames that lapin can parse pass as they are. Of other content
 //! headers the guard keeps what can be parsed, and adds a mark that no producer can set. The handler of the delivery

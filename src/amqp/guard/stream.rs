@@ -30,7 +30,7 @@ const ASIDE: usize = 4 * 1024;
 /// True in the build that `make bench` compares with: `PACED_BENCH_UNGUARDED` was set when this was compiled.
 pub(crate) const IS_OFF: bool = option_env!("PACED_BENCH_UNGUARDED").is_some();
 
-/// After this many reads without bytes for lapin, it is polled again, so that it may write a heartbeat.
+/// After this many reads that leave no bytes for lapin, the reader yields, so that lapin may write a heartbeat.
 const READS: usize = 32;
 
 /// The longest length of a frame on one connection, as negotiated. It is cheap to clone.

@@ -65,7 +65,7 @@ pub(super) enum Queue {
 pub(in crate::amqp) struct Subscriber {
     pub(super) queue: Queue,
     pub(super) settlement: Arc<Settlement>,
-    /// They are boxed, since the channel has room for some from the start.
+    /// Boxed, since the channel allocates room for some from the start.
     pub(super) arrivals: mpsc::UnboundedSender<Box<Delivery>>,
     /// The number of messages that the dispatcher wants unsettled at most; 0 stands for a pause.
     pub(super) window: watch::Receiver<u16>,
@@ -180,7 +180,7 @@ impl Subscriber {
             }
             let attached = tokio::select! {
                 () = self.closing.cancelled() => return,
-                // It is large, and soon over.
+                // Boxed, since this future is large and short-lived.
                 attached = Box::pin(self.attach(&mut trouble, &mut without)) => attached,
             };
             let wait = match attached {
@@ -351,7 +351,7 @@ impl Subscriber {
         let (mut routing_key, mut stay) = (delivery.routing_key, None);
         if self.queue == Queue::Home {
             failpoint::reached("home:taken");
-            // From any other sender these headers mean nothing.
+            // On the other queue these headers may be a producer's, and do not count.
             stay = letter::stay(&delivery.properties);
             routing_key = letter::parked_key(&delivery.properties).unwrap_or(routing_key);
         }

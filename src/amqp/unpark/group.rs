@@ -16,8 +16,9 @@ use crate::failpoint;
 /// The most messages that are delivered and not rejected yet. RabbitMQ takes back up to 32 at once in their order.
 const PREFETCH: u16 = 32;
 
-/// The bytes that these should have, estimated by the longest message before; they have less than twice that. The
-/// broker has them in memory, and sends them whole. At first two messages are in transit, and one always may be.
+/// The bytes that the messages in transit should have, estimated by the longest one so far; they have less than twice
+/// that. The broker holds them in memory, and sends them whole. At first two messages may be in transit, and one
+/// always may be.
 const BYTES: u64 = 4 << 20;
 
 /// After this number of copies in a row that were parked since the change, the replica assumes the same of the rest.

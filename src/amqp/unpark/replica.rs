@@ -49,7 +49,7 @@ impl Unparker {
         }
     }
 
-    /// Tries until it is done, or cannot be done, or is requested again.
+    /// Brings the jobs home, with retries, until they are home, or that is impossible, or it is requested again.
     async fn unpark(&mut self) {
         let versions = self.asked.borrow_and_update().clone();
         if self.depths.lacks_waits(&self.downstream) {
@@ -64,7 +64,7 @@ impl Unparker {
         while let Some(Some(connection)) = self.closing.run_until_cancelled(up(&mut self.link.current)).await
         {
             let unparked = self.unpark_over(&connection, versions.as_deref(), &mut progress).await;
-            // It holds the socket of a lost connection.
+            // It would keep the socket of a lost connection open.
             drop(connection);
             let downstream = &self.downstream;
             let jobs = std::mem::take(&mut progress.jobs);

@@ -19,11 +19,11 @@ use crate::amqp::error::{Error, text};
 use crate::amqp::read_timeout::ReadTimeout;
 use crate::amqp::window::{Consuming, Step, Unsettled, step};
 
-/// How long no consumer exists before a window is used that is less than half of the possible one. More messages are
-/// settled meanwhile.
+/// How long there is no consumer before a window of less than half of the possible one is used. Meanwhile more
+/// messages are settled.
 const PAUSE_BEFORE_CUT: Duration = Duration::from_secs(1);
 
-/// How often a window is refilled of which less than half is missing.
+/// How often a window is refilled if less than half of it is missing.
 const FILL_UP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The consumer of one channel; none while there is no room for more messages.
@@ -48,7 +48,7 @@ enum Event {
     Closing,
     /// The window may have changed.
     WindowChanged,
-    /// Nothing was changed for a long time.
+    /// [`FILL_UP_INTERVAL`] has passed without another consumer.
     Waited,
     Item(Option<Result<lapin::message::Delivery, lapin::Error>>),
     /// As `Item`, from the consumer that stands in.
@@ -124,7 +124,7 @@ impl<'a> Pump<'a> {
     async fn event(&mut self) -> Event {
         let is_used_up = self.is_used_up();
         let Subscriber { window, closing, sizes, .. } = &mut *self.subscriber;
-        // Until then it has no reason to change.
+        // Before the first message there is no reason to refill the window.
         let fills_up = sizes.has_seen();
         let is_paused = *window.borrow() == 0;
         let is_lost = self.stand_in.as_ref().is_some_and(StandIn::is_lost);
@@ -147,7 +147,7 @@ impl<'a> Pump<'a> {
             },
             None if !self.feed.subscription.is_live() => Event::Item(None),
             None if is_lost => Event::StoodIn(None),
-            // A pause that has begun lets nothing more through.
+            // The window is read before messages: once a pause has begun, no message passes.
             None => tokio::select! {
                 biased;
                 () = closing.cancelled() => Event::Closing,
@@ -168,7 +168,7 @@ impl<'a> Pump<'a> {
             self.subscriber.reports.size.store(size, Ordering::Relaxed);
         }
         if *self.subscriber.window.borrow() == 0 {
-            // Its future is large, as those below are, and few calls need them.
+            // Boxed, as those below: these futures are large, and few calls need them.
             Box::pin(self.cancel()).await?;
             self.subscriber.reports.idle.send_replace(true);
             self.stand_in.iter_mut().filter(|_| gives_back != GiveBack::None).for_each(StandIn::renew);
