@@ -8,13 +8,14 @@ use tokio::time::Instant;
 use super::source::Stay;
 use crate::time::Micros;
 
-/// The times that are remembered. More different ones only cost the order of jobs for the same time.
+/// The most times that are remembered. Beyond them only the order of jobs for the same time is lost.
 const MAX_DUES: usize = 4096;
 
-/// Instants of the same time that lie further apart are not the same: a clock was set, or the machine was suspended.
+/// Two instants for the same time of the wall clock are the same if they are no further apart than this. Otherwise a
+/// clock was set, or the machine was suspended.
 const SAME: Duration = Duration::from_millis(10);
 
-/// The bits of a position by which jobs differ that were first taken in at the same time.
+/// The low bits of a position. They order jobs that were first taken in at the same time.
 const COUNTER_BITS: u32 = 12;
 
 /// Returns when the job with this position was first taken in, by the wall clock.
@@ -39,10 +40,10 @@ impl Arrivals {
     /// Returns when a job was first taken in that arrives `now`, by the wall clock, and its position.
     pub(super) fn next(&mut self, stay: Option<&Stay>, now: Micros) -> (Micros, u64) {
         let first_seen = match stay {
-            // A header may say anything.
+            // A header may have any value.
             Some(stay) => stay.first_seen.min(now),
             None => {
-                // No two are the same, also where the clock is set back.
+                // No two jobs have the same time, also where the clock is set back.
                 self.latest = now.max(Micros(self.latest.0 + 1));
                 self.latest
             }
@@ -50,7 +51,7 @@ impl Arrivals {
         (first_seen, self.position(first_seen))
     }
 
-    /// Returns the position behind all jobs that arrive until that long from now, also where the clock was set back.
+    /// Returns the position behind all jobs that arrive within `span` from now, also where the clock was set back.
     pub(super) fn position_at(&mut self, now: Micros, span: Duration) -> u64 {
         self.position(now.max(self.latest).plus(span))
     }
@@ -61,10 +62,10 @@ impl Arrivals {
         (since << COUNTER_BITS) | (self.count & ((1 << COUNTER_BITS) - 1))
     }
 
-    /// Returns the instant of a time that lies ahead of `now`, which is known on both clocks.
+    /// Returns the instant of the time `at`, which is ahead of `now`; `now` is one instant on both clocks.
     pub(super) fn due(&mut self, at: Micros, now: (Micros, Instant)) -> Instant {
         let fresh = now.1 + at.since(now.0);
-        // Where the wall clock was set meanwhile, what was known is obsolete.
+        // Where the wall clock was set meanwhile, the remembered instant is obsolete.
         let known = self
             .dues
             .get(&at)

@@ -1,15 +1,16 @@
-//! Changes the options of a running dispatcher, asks where jobs are and what they wait for, and whether its loop still turns.
+//! Changes the options of a running dispatcher, asks it where jobs are and what they wait for, and checks that its
+//! loop is not stuck.
 
 use tokio::sync::{oneshot, watch};
 
 use super::Options;
 use super::find::{Found, Question, Sought};
 
-/// The options and questions that a dispatcher has not given yet.
+/// The options and questions that a dispatcher has not taken yet.
 #[derive(Debug, Default)]
 struct Pending {
     options: Option<Box<Options>>,
-    /// The number of questions whether its loop turns.
+    /// The number of requests for a turn of its loop.
     questions: u64,
     /// The questions about jobs.
     sought: Vec<Sought>,
@@ -26,7 +27,7 @@ pub(super) struct Given {
 #[derive(Clone, Debug)]
 pub struct Control {
     pending: watch::Sender<Pending>,
-    /// The number of the last question that the loop has answered.
+    /// The number of the last request for a turn that the loop has answered.
     answered: watch::Sender<u64>,
 }
 

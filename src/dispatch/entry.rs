@@ -54,7 +54,8 @@ pub(super) struct Hold {
 pub(super) struct Age {
     /// When the job was first taken in.
     pub(super) first_seen: Micros,
-    /// The time from which on it counts: when the job was made or first taken in, or from which on it may be released.
+    /// The time from which on the age counts: when the job was made or first taken in, or its `paced-not-before` if
+    /// that is later.
     pub(super) born: Micros,
     /// When the job gives up if it has not been tried.
     pub(super) give_up: Option<Micros>,
@@ -83,17 +84,17 @@ impl Entry {
         self.attempts.sent > 0
     }
 
-    /// When the job gives up: it waits so long for its first attempt, and otherwise for another one.
+    /// When the job gives up: the wait for its first attempt has an end of its own, and later waits have another one.
     pub(super) const fn patience(&self) -> Option<Micros> {
         if self.is_tried() { self.age.too_old } else { self.age.give_up }
     }
 
-    /// Sets the instant at which the job ends if it has no slot by then. That is to be repeated when the wall clock was
-    /// set, or the job was tried.
+    /// Sets the instant at which the job ends if it has no slot by then. The caller repeats this when the wall clock
+    /// was set, or the job was tried.
     pub(super) fn renew_end(&mut self) {
         let patience = self.patience();
         let ends = self.job.times.deadline.into_iter().chain(patience).min();
-        // It has ended once that time has passed.
+        // A millisecond later, since the job has ended only once that time has passed.
         let end = |at: Micros| End {
             at: Instant::now() + at.since(wall_now()) + Duration::from_millis(1),
             is_early: !self.is_tried() && self.job.times.deadline.is_none_or(|deadline| at < deadline),
@@ -139,8 +140,8 @@ impl Entry {
         self.track = unsettled.begin(self.message(), &*self.ticket);
     }
 
-    /// Records that no work on the job is in progress any more: it waits here until then. If its message was
-    /// delivered again meanwhile, it continues with the ticket of that.
+    /// Records that no work on the job is in progress any more: it waits here until `until`. If its message was
+    /// delivered again meanwhile, it continues with the ticket of the new delivery.
     pub(super) fn land(&mut self, until: Instant) {
         self.adopt();
         if !self.has_own_id || !self.is_tried() {
@@ -152,22 +153,22 @@ impl Entry {
         }
     }
 
-    /// Continues with the ticket of the message as it was delivered again, if it was.
+    /// Continues with the ticket of the new delivery, if the message was delivered again.
     pub(super) fn adopt(&mut self) {
         if let Some(ticket) = self.track.redelivered() {
             self.ticket = ticket;
         }
     }
 
-    /// Finds out what this replica has done for a message that came; `None` if work on it is in progress, which has
-    /// its ticket now. The count of its attempts continues.
+    /// Finds out what this replica has done for a message that arrived. `None` if work on its job is in progress:
+    /// then that work has the ticket now. The count of its attempts continues.
     pub(super) fn claim(mut self: Box<Self>, unsettled: &Arc<Unsettled>) -> Option<(Box<Self>, Known)> {
         let parked_until = self.hold.parked_until;
         let message = Message { job: &self.job, has_own_id: self.has_own_id, parked_until };
         let (ticket, known) = unsettled.claim(message, self.ticket)?;
         self.ticket = ticket;
         if let Known::Waits(until, attempts) = known {
-            // Only the job that waited knew which row of refusals it was in.
+            // Its row of refusals is not continued: that may have ended meanwhile.
             let Refusals { outdated, blameless, .. } = attempts.refusals;
             let refusals = Refusals { outdated, blameless, ..Refusals::default() };
             self.attempts = Attempts { refusals, ..attempts };
@@ -210,7 +211,7 @@ impl Waiter for Entry {
         Some(&mut self.key)
     }
 
-    /// A job whose credentials were refused may not: only this replica knows of that.
+    /// A job whose credentials were refused must not: only this replica knows of the refusal.
     fn may_wait_elsewhere(&self) -> bool {
         self.hold.may_park && self.attempts.refusals.suspicion.is_none()
     }

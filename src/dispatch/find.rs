@@ -121,7 +121,7 @@ pub(super) struct ParkedLately {
 }
 
 impl ParkedLately {
-    /// Remembers a job that is parked, in place of the one that was parked first.
+    /// Remembers a job that is parked. If too many are remembered, it replaces the one that was parked first.
     pub(super) fn add(&mut self, id: &str, job: ParkedJob) {
         self.count += 1;
         self.jobs.insert(id.to_owned(), (self.count, job));

@@ -43,7 +43,7 @@ pub(super) struct FlightContext {
     /// The checks before the hand-over.
     pub(super) preflight: Preflight,
     pub(super) meters: Meters,
-    /// What the log says of single jobs.
+    /// The logs of single jobs.
     pub(super) logs: Logs,
     /// The jobs that were sent and are not settled.
     pub(super) unsettled: Arc<Unsettled>,
@@ -111,8 +111,8 @@ impl Flight {
         Some(self)
     }
 
-    /// Hands the job to the sink, unless its slot is missed, or lies in a pause, or the job is cancelled, once there is a
-    /// connection.
+    /// Hands the job to the sink once there is a connection, unless by then its slot is missed or lies in a pause, or
+    /// the job is cancelled.
     async fn release(&mut self) -> Outcome {
         let Self { context, entry, slot, deadline, .. } = self;
         let [paused, cancelled] = [const { AtomicBool::new(false) }; 2];

@@ -36,7 +36,8 @@ const FAILED_CONNECTIONS: u32 = 5;
 /// The number of different jobs in a row that must be refused.
 const REFUSED_JOBS: u32 = 3;
 
-/// The number of refusals in a row that suffices, of any number of jobs: a quiet downstream may not have three.
+/// The number of refusals in a row that suffices, even if all are of one job: a quiet downstream may not have three
+/// jobs.
 const REFUSALS: u32 = 5;
 
 /// The usability of the downstream, as far as this replica has seen.
@@ -182,7 +183,7 @@ impl Health {
         }
     }
 
-    /// Records that a job that was sent at `sent` was refused; its mark is given if it was refused before. A
+    /// Records that a job that was sent at `sent` was refused; `before` is its mark, if it was refused before. A
     /// blameless refusal does not make the job a dead letter, neither now nor together with a later refusal.
     pub(super) fn refused(
         &mut self,

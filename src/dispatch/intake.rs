@@ -1,4 +1,4 @@
-//! Turns a message into a job, or into a dead letter: a malformed message never panics and never blocks.
+//! Turns a message into a job, or into a dead letter. A malformed message causes no panic, and blocks no other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,14 +53,14 @@ impl Intake {
         }
     }
 
-    /// The position behind all jobs that arrive until that long from now.
+    /// The position behind all jobs that arrive within `span` from now.
     pub(super) fn position_behind(&mut self, span: Duration) -> u64 {
         self.arrivals.position_at(wall_now(), span)
     }
 
-    /// Checks that the job may have its cost under the rules, and that the limits in force can hold it, also those that it
-    /// was not decoded for: a request that costs more than they hold would fail again and again, and block all others.
-    /// The error is a text for its producer.
+    /// Checks that the job may have its cost under the rules, and that the limits in force can hold it, also where it
+    /// was decoded for other limits: a request that costs more than they hold would fail again and again, and block
+    /// all others. The error is a text for its producer.
     pub(super) fn fits(&self, entry: &Entry) -> Result<(), String> {
         let plan = entry.job.plan;
         self.rules.fits(plan, &entry.job.cost)?;
@@ -129,7 +129,7 @@ impl Intake {
     }
 }
 
-/// Adds the headers that limits count by: a source passes on only those that are jobs' own.
+/// Adds the headers that limits count by: a source passes on only the headers that all jobs are made of.
 fn add_costs(message: &mut Message, ticket: &dyn Ticket, rules: &Rules) {
     for rule in &rules.costs {
         let CostSource::Header(name) = &rule.source else { continue };
@@ -151,7 +151,7 @@ pub fn job_cost(cost: &Cost) -> JobCost {
 /// The attempts that were kept while the job was parked.
 fn attempts(stay: &Stay) -> Attempts {
     let Stay { attempts: sent, throttled, refused, unreadable, .. } = *stay;
-    // A header may say anything, and more attempts can hardly have failed than were made.
+    // A header may have any value, but no more attempts can have failed than were made.
     let throttled = throttled.min(sent);
     let refused = refused.min(sent - throttled);
     // If other jobs succeed from now on, the next throttling is about this job.
@@ -196,7 +196,8 @@ pub(super) fn expired(deadline: Micros, report: Report) -> DeadLetter {
     DeadLetter::new(Reason::Expired, detail, report)
 }
 
-/// The dead letter of a job that waits longer than `max_wait`: a job that is published after `retry_after` may not.
+/// The dead letter of a job that waits longer than `max_wait`. A job that is published after `retry_after` may have a
+/// shorter wait.
 pub(super) fn queue_full(max_wait: Duration, retry_after: Duration, report: Report) -> DeadLetter {
     let detail = format!(
         "it would wait for a slot for longer than max_wait ({max_wait:?}); try again in {} s",

@@ -158,7 +158,7 @@ impl Meters {
         self.rejected(reason);
     }
 
-    /// Counts a job that was parked for this reason, until then by the wall clock.
+    /// Counts a job that was parked for this reason, until this time of the wall clock.
     pub(super) fn parked(&self, reason: ParkReason, until: Micros) {
         self.settled.parked.increment(1);
         self.totals.on_parked(1, reason, until);

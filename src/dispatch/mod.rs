@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The engine (`src/pace`) owns the jobs that wait, reserves slots and holds each job until its slot; a flight takes
-//! one job from its slot to its settlement. Read `flight.rs` first, then `worker.rs`. Where limits police the engine
-//! asks whether jobs may go now, and those that may not are dead-lettered.
+//! one job from its slot to its settlement. Read `flight.rs` first, then `worker.rs`. Where limits police
+//! ([`OnLimit::Reject`]), the engine asks whether jobs may go now, and those that may not are dead-lettered.
 
 mod arrivals;
 mod control;
@@ -91,15 +91,15 @@ pub struct Options {
     pub on_unavailable: OnUnavailable,
     /// The revision of the file that the limits come from: a lower one never replaces a higher one.
     pub revision: Option<u64>,
-    /// Whether the start puts the limits in force for all replicas, as that of a replica does. Otherwise it follows those in
-    /// force, and its own count only where the store has none.
+    /// Whether the dispatcher, as a replica does, puts its limits in force for all replicas when it starts. Otherwise
+    /// it follows the limits in force, and uses its own only where the store has none.
     pub proposes_limits: bool,
     /// The most messages that the source hands out unsettled; fewer where the limits do not release as many
     /// soon, see [`window`].
     pub prefetch: u16,
     /// The rules for messages.
     pub rules: Rules,
-    /// How long after a stop jobs are still sent whose slots come: nobody else could use such slots in time.
+    /// How long after a stop jobs are still sent when their slots come: nobody else could use such slots in time.
     pub linger: Duration,
     /// How long sends in flight may take to end once the dispatcher is stopped.
     pub drain_timeout: Duration,
@@ -115,7 +115,7 @@ pub struct Dispatcher {
     control: ControlEnd,
     board: Board,
     peers: Peers,
-    /// How long sends may take to end while the process runs on, if that is longer than the drain time-out.
+    /// How long sends may take to end while the process still runs, if that is longer than the drain time-out.
     send_timeout: Duration,
 }
 
@@ -184,7 +184,7 @@ impl Dispatcher {
         Self { send_timeout, ..self }
     }
 
-    /// A view of what the dispatcher does while it runs, and of the last of it once it has ended.
+    /// A view of what the dispatcher does. Once the dispatcher has ended, the view shows its last state.
     pub fn view(&self) -> View {
         self.board.view()
     }
@@ -215,8 +215,8 @@ impl Dispatcher {
         self.run_among(source, stop.clone(), stop).await
     }
 
-    /// As [`Dispatcher::run`] until `end`, among others of a process that runs until `stop`. While that runs on, nothing ends
-    /// sends early ([`Dispatcher::with_send_timeout`]); from `stop` on they have the drain time-out.
+    /// As [`Dispatcher::run`] until `end`, among others of a process that runs until `stop`. While the process runs,
+    /// nothing ends sends early ([`Dispatcher::with_send_timeout`]); from `stop` on they have the drain time-out.
     ///
     /// Not cancel safe, as [`Dispatcher::run`].
     pub fn run_among(

@@ -60,8 +60,9 @@ pub trait Source: Send + 'static {
         false
     }
 
-    /// Brings back jobs before their time that are parked for a limit ([`ParkReason::Limit`]), since that has changed: those
-    /// that were not parked under these versions of it ([`Stay::versions`]), as far as the source knows. Returns at once.
+    /// Brings back jobs before their time that are parked for a limit ([`ParkReason::Limit`]), since the limits have
+    /// changed: those that were not parked under these versions of them ([`Stay::versions`]), as far as the source
+    /// knows. Returns at once.
     ///
     /// A source that cannot do so ignores it.
     fn unpark(&self, versions: Option<String>) {
@@ -106,14 +107,14 @@ pub struct Stay {
     pub first_seen: Micros,
     /// The id that the job was given here, as its producer gave it none.
     pub assigned_id: Option<String>,
-    /// The versions of what a job waits for that is parked for a limit: that of the limits and their counts, a dot, and that of
-    /// pauses. Where other limits are in force, `until` says nothing any more.
+    /// For a job that is parked for a limit: the version of the limits and their counts, a dot, and the version of
+    /// the pauses. If other limits are in force, `until` means nothing any more.
     pub versions: Option<String>,
 }
 
 impl Stay {
-    /// Until when a job that is parked for a limit is expected to wait, and the version of the limits that this is an estimate
-    /// by.
+    /// Until when a job that is parked for a limit is expected to wait, and the version of the limits by which this
+    /// was estimated.
     pub(super) fn expected(&self) -> Option<(Micros, &str)> {
         let versions = self.versions.as_deref().filter(|_| self.reason == ParkReason::Limit)?;
         versions.rsplit_once('.').map(|(limits, _pauses)| (self.until, limits))
@@ -148,7 +149,8 @@ impl ParkReason {
         }
     }
 
-    /// Its number among parked jobs that the store groups: the same in every version.
+    /// The number of the reason in the groups of parked jobs that the store keeps: the same in every version of
+    /// paced.
     #[must_use]
     pub const fn kind(self) -> u8 {
         match self {
@@ -181,7 +183,8 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     /// it again, so this copy is never released.
     fn is_live(&self) -> bool;
 
-    /// Asks [`Ticket::is_live`], also once this ticket is gone. It holds what the ticket holds.
+    /// A function that answers as [`Ticket::is_live`], also once this ticket is gone. It keeps open what the ticket
+    /// keeps open.
     fn liveness(&self) -> Liveness {
         Arc::new(|| true)
     }
@@ -238,7 +241,7 @@ pub trait Ticket: Send + Sync + fmt::Debug + 'static {
     fn reply<'a>(&'a self, response: &'a Response) -> BoxFuture<'a, bool>;
 }
 
-/// Returns whether a ticket is live, or was when it is gone.
+/// Returns whether a ticket is live, or would be if it still existed.
 pub type Liveness = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A dead letter whose message was not acked.
@@ -266,7 +269,7 @@ impl Report {
     pub const UNSENT: Self = Self { attempts: 0, status: None, released_at: None };
 }
 
-/// The reason why a message is dead, for its `paced-` headers.
+/// The reason why a message becomes a dead letter, for its `paced-` headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// `paced-reason`.
@@ -275,7 +278,8 @@ pub struct DeadLetter {
     pub detail: String,
     /// `paced-status`, `paced-attempts`.
     pub report: Report,
-    /// `paced-response`: the beginning of the answer after which the job was dead; empty if there was none, or it is not kept.
+    /// `paced-response`: the beginning of the answer because of which the job became a dead letter; empty if there
+    /// was none, or it is not kept.
     pub response: Bytes,
 }
 

@@ -81,7 +81,8 @@ impl Parked {
     }
 }
 
-/// How many spans were at most each of some bounds and more than the one before; those beyond the last count as it.
+/// A histogram: how many spans were at most each bound and more than the one before. Spans beyond the last bound
+/// count with it.
 #[derive(Debug)]
 struct Spans<const N: usize>([AtomicU64; N]);
 
@@ -138,13 +139,14 @@ impl Totals {
         change.groups.iter().for_each(|group| parked.add(*group));
     }
 
-    /// How many releases were late by at most each of [`LATENESS_BOUNDS`] and more than the one before; those beyond the
-    /// last count as it.
+    /// How many releases were late by at most each of [`LATENESS_BOUNDS`] and more than the one before. Those beyond
+    /// the last bound count with it.
     pub fn lateness(&self) -> Vec<u64> {
         self.lateness.counts()
     }
 
-    /// The same of [`LATENCY_BOUNDS`] and of how long the downstream took for an answer, or until it was waited for no more.
+    /// As [`Totals::lateness`], by [`LATENCY_BOUNDS`]: how long the downstream took to answer, or until nobody waited
+    /// for it any more.
     pub fn latency(&self) -> Vec<u64> {
         self.latency.counts()
     }
@@ -166,11 +168,12 @@ impl Totals {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a job that was parked (1), or came home (-1): what it waits or waited for, and until when by the wall clock.
+    /// Counts a job that was parked (1) or came home (-1), by what it waits or waited for, and until which time of
+    /// the wall clock.
     pub(super) fn on_parked(&self, jobs: i64, reason: ParkReason, until: Micros) {
         let mut parked = lock(&self.parked);
         parked.jobs = parked.jobs.saturating_add(jobs);
-        // Brokers keep the time in ms, and a header may say anything.
+        // Brokers keep the time in ms, and a header may have any value.
         let hour = until.0.saturating_add(999) / 1000 / HOUR;
         if hour >= 0 {
             parked.add(ParkedGroup { hour, kind: reason.kind(), jobs });

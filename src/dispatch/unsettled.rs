@@ -9,10 +9,10 @@
 //! | waited for another attempt | waits for the rest of that, and keeps the attempts that it has had |
 //! | was delivered, dead or parked, but not acked | is not sent: what is left of its settlement is done |
 //!
-//! Only a message that is flagged as delivered before is matched, and only a job whose own message came through an earlier
-//! channel, never one with the copy that it is parked as; what has left this replica is matched by its `message_id` and a
-//! digest besides. Each job takes one live ticket at most: two jobs that are equal are sent twice, with either message for
-//! either job.
+//! Only a message that the broker flags as delivered before is matched, and only with a job whose own message came
+//! through an earlier channel. The copy that a job is parked as is another message, and never matches that job. A job
+//! that this replica does not hold any more is matched by its `message_id` and a digest. Each job takes one live
+//! ticket at most. So two equal jobs are sent twice, and either message may settle either job.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -35,18 +35,18 @@ use message::{Identity, Sought};
 /// How long it is remembered what was done for a message whose channel was lost.
 const MEMORY: Duration = Duration::from_secs(3600);
 
-/// How long that is remembered of a dead letter: it comes again within that, or went to another replica. Later, somebody
-/// may have replayed the letter that was made of it there.
+/// The same for a job that became a dead letter. Its message comes again within that time, or went to another
+/// replica, which made another letter. Later, somebody may have replayed that letter.
 const MEMORY_OF_DEAD: Duration = Duration::from_secs(300);
 
-/// The most messages of a downstream of which that is remembered, and the most bytes of answers.
+/// The most messages of a downstream of which that is remembered, and the most bytes of their answers.
 const MOST: usize = 1000;
 const MOST_BYTES: usize = 4 << 20;
 
 /// The jobs of one downstream that were sent and are not settled.
 ///
-/// Every send is noted, but only a message that is delivered again is looked for: so noting one is cheap, and
-/// looking for one goes over all of them.
+/// Every send is recorded, but only a message that is delivered again is looked up. So a record is cheap to make, and
+/// a look-up visits all of them.
 #[derive(Default)]
 pub(super) struct Unsettled {
     table: Mutex<Table>,
@@ -63,7 +63,8 @@ struct Table {
     dead: Left,
 }
 
-/// The places of some records, the oldest first, since when they are there, and the bytes that they keep.
+/// The keys of some records, the oldest first; each with the instant at which it was added, and the bytes that its
+/// record keeps.
 #[derive(Default)]
 struct Left(VecDeque<(u64, Instant, usize)>);
 
@@ -79,11 +80,12 @@ struct Record {
 }
 
 enum State {
-    /// It is at work; the ticket is that of its message as it was delivered again.
+    /// Work on the job is in progress. The ticket is that of a new delivery of its message, if there was one.
     AtWork(Option<Box<dyn Ticket>>),
-    /// It waits until then, after these attempts: here, for as long as its channel lives, or nowhere.
+    /// The job waits until this instant, after these attempts. It waits here if there is a [`Liveness`]; without one,
+    /// its channel is lost.
     Waits(Instant, Attempts, Option<Liveness>),
-    /// It was sent and settled, but for its ack.
+    /// It was sent and settled, except for its ack.
     Ended(LeftOver),
 }
 
@@ -91,7 +93,8 @@ enum State {
 pub(super) enum LeftOver {
     /// It was delivered, or parked.
     Delivered(Delivered),
-    /// It is dead: the answer is to be replied where there is one, and the letter to be published.
+    /// It becomes a dead letter: the answer is still to be replied, where there is one, and the letter to be
+    /// published.
     Dead(DeadLetter, Option<Response>),
     /// Its letter is published, and nothing but its ack is left.
     Buried(Report),
@@ -114,17 +117,18 @@ pub(super) enum Known {
     Ended(LeftOver),
 }
 
-/// The record of one job. Where it is dropped while the job waits and its channel is lost, the attempts are remembered.
+/// A handle on the record of one job. If it is dropped while the job waits and its channel is lost, the attempts are
+/// remembered.
 #[derive(Default)]
 pub(super) struct Track(Option<(Arc<Unsettled>, u64)>);
 
 impl Unsettled {
-    /// When answers that are successes are not waited for any more.
+    /// Says when sends stop waiting for the rest of successful answers.
     pub(super) const fn closing(&self) -> &Closing {
         &self.closing
     }
 
-    /// Records that somebody is at work for a job whose message has this ticket.
+    /// Records that work is in progress on a job whose message has this ticket.
     pub(super) fn begin(self: &Arc<Self>, message: Message<'_>, ticket: &dyn Ticket) -> Track {
         let generation = ticket.generation();
         // A source that never delivers a message again has only one generation, which is 0.
@@ -148,7 +152,8 @@ impl Unsettled {
         lock(&self.table).records.values().filter(is_meant).count()
     }
 
-    /// Finds out what was done for a message that came. If somebody is at work for it, that one gets its ticket: `None`.
+    /// Finds out what was done for a message that arrived. `None` if work on its job is in progress: then that work
+    /// gets the ticket.
     pub(super) fn claim(
         &self,
         message: Message<'_>,
@@ -194,8 +199,8 @@ impl Table {
         }
     }
 
-    /// Forgets the dead job that this message may be another one of: it was not delivered before, so that somebody
-    /// published it anew, and may have replayed a letter.
+    /// Forgets the dead letter of the same job: this message was not delivered before, so somebody published it anew,
+    /// perhaps by a replay of the letter.
     fn forget_dead(&mut self, message: Message<'_>) {
         if self.dead.0.is_empty() {
             return;
@@ -236,7 +241,7 @@ impl Record {
 
     /// Whether this is another delivery of this job's message, in a later generation.
     fn is_of(&self, sought: &Sought<'_>, generation: u64) -> bool {
-        // A copy is another message than the one that it was made of: to settle that by it could lose the job.
+        // A copy is not the message that it was made of: to settle one by the other could lose the job.
         if self.fingerprint != sought.fingerprint || self.parked_until != sought.message.parked_until {
             return false;
         }
@@ -252,7 +257,7 @@ impl Record {
 }
 
 impl LeftOver {
-    /// What is left of a job for which everything is done but its ack.
+    /// What is left of a job for which everything is done except its ack.
     pub(super) fn acked_only(report: Report) -> Self {
         let receipt = Receipt::new(Response::default());
         Self::Delivered(Delivered { receipt, report, is_replied: true })
@@ -280,7 +285,7 @@ impl Track {
         }
     }
 
-    /// The ticket of the message as it was delivered again, if it was.
+    /// The ticket of the new delivery, if the message was delivered again.
     pub(super) fn redelivered(&self) -> Option<Box<dyn Ticket>> {
         self.with(|record| match &mut record.state {
             State::AtWork(ticket) => {
@@ -292,8 +297,9 @@ impl Track {
         })
     }
 
-    /// Records that nobody is at work any more, as the job waits after these attempts, and how to ask whether its channel is
-    /// lost; unless its message was delivered again meanwhile: returns the ticket.
+    /// Records that no work is in progress any more: the job waits after these attempts, and `liveness` says whether
+    /// its channel is lost. If its message was delivered again meanwhile, nothing is recorded, and the new ticket is
+    /// returned.
     pub(super) fn wait(
         &self,
         until: Instant,
@@ -310,8 +316,8 @@ impl Track {
         ticket
     }
 
-    /// Remembers the outcome of a job whose channel was lost; unless its message was delivered again meanwhile: returns the
-    /// ticket, and the outcome. Without an id of its own it is forgotten.
+    /// Remembers the outcome of a job whose channel was lost. If its message was delivered again meanwhile, nothing
+    /// is remembered, and the new ticket and the outcome are returned. A job without an id of its own is forgotten.
     pub(super) fn leave(
         mut self,
         has_own_id: bool,
@@ -333,7 +339,7 @@ impl Track {
         None
     }
 
-    /// Remembers the attempts at a job whose channel was lost, if there were any; it was to wait until then.
+    /// Remembers the attempts at a job whose channel was lost, if there were any; it was to wait until `until`.
     pub(super) fn lose(mut self, until: Instant, attempts: Option<Attempts>) {
         match attempts.filter(|attempts| attempts.sent > 0) {
             // It is dropped, and not live.
@@ -358,7 +364,7 @@ impl Drop for Track {
     fn drop(&mut self) {
         let is_lost = self.with(|record| {
             let State::Waits(.., liveness) = &mut record.state else { return None };
-            // What asks keeps the channel open.
+            // It is taken, since it keeps the channel open.
             let is_live = liveness.take()?;
             (!is_live()).then(|| record.message.reduce())
         });

@@ -87,7 +87,7 @@ pub struct Counts {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// What keeps its jobs from being released faster, and since when.
+    /// What keeps its jobs from being released faster.
     pub binding: Binding,
     /// Since when that is so.
     pub since: Instant,
@@ -97,7 +97,7 @@ pub struct Snapshot {
     pub next_slot: Option<Instant>,
     /// The jobs that wait for a slot.
     pub backlog: Backlog,
-    /// Attempt after attempt fails.
+    /// The outage, while attempt after attempt fails.
     pub outage: Option<Outage>,
     /// The last kinds of failures, newest first.
     pub failures: Vec<Failure>,

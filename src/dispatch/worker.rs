@@ -62,7 +62,7 @@ struct Flights {
     tasks: TaskTracker,
     /// Ends flights that have not ended in time.
     abandon: CancellationToken,
-    /// The sender for events of flights. They are boxed, since the channel has room for some from the start.
+    /// The sender for events of flights. They are boxed, since the channel allocates room for some from the start.
     events: mpsc::UnboundedSender<Box<Event>>,
     /// How long they may take to end once the process is stopped.
     drain_timeout: Duration,
@@ -72,8 +72,8 @@ struct Flights {
     linger: Duration,
 }
 
-/// How long after the next probe of a cool-down, or the pause of its lane, a job may go that was throttled, so that another one
-/// goes first.
+/// How long after the next probe of a cool-down, or after the pause of its lane, a throttled job may go, so that
+/// another job goes first.
 const BEHIND: Duration = Duration::from_millis(100);
 
 /// The inputs of the worker.
@@ -169,7 +169,7 @@ impl Worker {
         let (mut is_open, mut ends_at) = (true, None);
         loop {
             failpoint::held().await;
-            // Not a branch below: inputs that come all the time would put it off.
+            // This is no branch below: inputs that come all the time would put it off.
             if let Some(Given { options, sought }) = inputs.control.take() {
                 options.into_iter().for_each(|options| self.reload(*options));
                 sought.into_iter().for_each(|sought| self.answer(sought));
@@ -219,7 +219,7 @@ impl Worker {
         Box::pin(self.drain(source, inputs.events, inputs.ends.stop)).await
     }
 
-    /// Does everything that is due at `now`, but for halts and reports.
+    /// Does everything that is due at `now`, except for halts and reports.
     fn tick(&mut self, now: Instant, source: &impl Source) {
         self.park_waiting(now, source);
         let admission = JobAdmission { intake: &self.intake, preflight: &self.context.preflight };

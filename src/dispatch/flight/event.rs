@@ -68,7 +68,7 @@ pub(in crate::dispatch) struct FlightEnd {
 }
 
 impl FlightEnd {
-    /// What it says if it was the probe of a cool-down.
+    /// What the flight shows about the downstream, if it was the probe of a cool-down.
     pub(in crate::dispatch) const fn as_probe(&self) -> ProbeEnd {
         match self.contact {
             Contact::None => ProbeEnd::NotSent,

@@ -31,8 +31,8 @@ pub(super) const fn is_answered(outcome: &Outcome) -> bool {
     }
 }
 
-/// A refusal of credentials that have been replaced since, as the answer that it is if it is about the job. Other outcomes
-/// stay as they are.
+/// Converts a refusal of credentials that have been replaced since: into the outcome that its status means if the
+/// credentials are not at fault. Other outcomes stay as they are.
 pub(super) fn about_job(outcome: Outcome) -> Outcome {
     let Outcome::Outdated { detail, status, replaced: true, is, response } = outcome else { return outcome };
     match is {

@@ -22,7 +22,7 @@ use crate::time::{Deadline, Micros, wall_now};
 /// How often a job with an unintelligible answer is repeated: each time the work may have been done.
 const MAX_UNREADABLE: u32 = 1;
 
-/// How often a refusal of credentials that have been replaced is taken not to be about the job.
+/// How many refusals of credentials that have been replaced do not count against the job.
 const MAX_OUTDATED: u32 = 3;
 
 impl Flight {
@@ -93,9 +93,9 @@ impl Flight {
         self.place.send(Event::Pause(Deadline::at(end), Arc::clone(&self.entry.key)));
     }
 
-    /// Records that the downstream throttled the job, for so long if it said so, and returns how long the job waits; `None` if
-    /// no attempt is left. All jobs that wait together in a pause do, unless others of them succeeded since this one was last
-    /// throttled: then it is about this job.
+    /// Records that the downstream throttled the job; `after` is the wait that it asked for, if it did. Returns how
+    /// long the job waits; `None` if no attempt is left. All jobs that share a pause wait with it, unless another one
+    /// of them succeeded since this job was last throttled: then the throttling is about this job alone.
     fn throttled(&mut self, status: u16, after: Option<Duration>) -> Option<Duration> {
         let (successes, key) = (&self.context.successes, &self.entry.key);
         successes.note_throttled(key);
@@ -134,7 +134,7 @@ impl Flight {
         (DeadLetter::new(reason, detail, self.report(status)).with_response(excerpt), response)
     }
 
-    /// Acks the job; if its producer waits for a reply, returns what confirms that first.
+    /// Acks the job. If its producer waits for a reply, returns the future that first has the reply confirmed.
     pub(super) fn deliver(self, receipt: Receipt) -> Option<BoxFuture<'static, ()>> {
         if let Some(rest) = receipt.rest {
             self.pause(rest);
@@ -162,8 +162,8 @@ impl Flight {
         }))
     }
 
-    /// Schedules another attempt after this wait; without a wait no attempt is left, and the job is dead. So is a job
-    /// that would be too old by then.
+    /// Schedules another attempt after this wait. Without a wait no attempt is left, and the job becomes a dead
+    /// letter; so does a job that would be too old by then.
     async fn try_again(
         mut self,
         mut wait: Option<Duration>,
@@ -280,8 +280,8 @@ fn end(
     }
 }
 
-/// The beginning of the answer to a job that dies, its status and itself. A success must not look like one to those who wait
-/// for the reply.
+/// For a job that becomes a dead letter: the beginning of the answer, its status, and the reply. If the answer was a
+/// success, neither the status nor the reply shows it: the reply must not look like a success.
 fn as_failure(status: Option<u16>, response: Option<Response>) -> (Bytes, Option<u16>, Response) {
     let is_failure = |status: u16| !(200..300).contains(&status);
     let status = status.filter(|status| is_failure(*status));

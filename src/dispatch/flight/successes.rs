@@ -23,7 +23,7 @@ struct Latest {
 }
 
 impl Latest {
-    /// The values of the parts. Each delivery asks for them, so that they are borrowed where the parts lie side by side.
+    /// The values of the parts. Each delivery needs them, so they are borrowed where the parts are adjacent.
     fn values<'k>(&self, key: &'k [String]) -> Cow<'k, [String]> {
         let first = self.parts.first().copied().unwrap_or_default();
         let are_adjacent = self.parts.iter().copied().eq(first..first + self.parts.len());

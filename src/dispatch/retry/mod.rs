@@ -32,7 +32,7 @@ pub struct RetryPolicy {
     pub overrides: Arc<[StatusRetry]>,
     /// The longest wait that an answer may ask for, of all jobs or one.
     pub max_pause: Duration,
-    /// The longest wait between two probes where the downstream throttles and names none.
+    /// The longest wait between two probes where the downstream throttles and names no wait.
     pub max_cooldown: Duration,
 }
 
@@ -73,17 +73,17 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The wait after `failed` attempts, of which the last was answered this status, or `None` when no attempt is left:
-    /// as of [`Backoff::wait`], but at least what the downstream asked for (`after`).
+    /// The wait after `failed` attempts, the last of which was answered with this status; `None` if no attempt is
+    /// left. It is that of [`Backoff::wait`], but at least what the downstream asked for (`after`).
     #[must_use]
     pub fn backoff(&self, failed: u32, status: Option<u16>, after: Option<Duration>) -> Option<Duration> {
         let (max_attempts, backoff) = self.after_status(status);
         (failed < max_attempts).then(|| backoff.wait(failed).max(after.unwrap_or_default()))
     }
 
-    /// The wait of a job that the downstream has throttled `throttled` times, `None` if that was the last time that it may.
-    /// Where all wait, it is what the downstream asked for (`after`); where the job waits `alone`, having been throttled so
-    /// many times while others succeeded, its backoff, if that is longer.
+    /// The wait of a job that the downstream has throttled `throttled` times; `None` if no attempt is left. If
+    /// `alone` is 0, all jobs wait for what the downstream asked for (`after`). Otherwise the job was throttled that
+    /// often in a row while others succeeded, and waits at least for its own backoff.
     #[must_use]
     pub fn throttled(
         &self,
@@ -165,7 +165,7 @@ impl Attempts {
         self.sent - self.throttled - self.refused
     }
 
-    /// Whether it was tried, or could not be.
+    /// Whether an attempt was made, or failed before anything was sent.
     pub(super) const fn has_begun(&self) -> bool {
         self.sent > 0 || self.unreachable > 0 || self.refusals.suspicion.is_some()
     }

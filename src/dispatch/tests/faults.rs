@@ -167,7 +167,7 @@ async fn three_quarters_that_are_killed_for_good_cost_few_slots() {
         Duration::ZERO
     });
     for (rate, _, most, gap) in all.await {
-        // Each held a slot or a turn. The others look after ten seconds at the latest.
+        // Each held a slot or a turn. The others check after ten seconds at the latest.
         assert!(most <= 7.0 && gap <= 11 * S, "{rate}: {most}, {gap:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What messages are recognized by.
+//! How messages are recognized that are delivered again.
 
 use std::cell::OnceCell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -18,17 +18,17 @@ pub(super) enum Identity {
 pub(in crate::dispatch) struct Message<'a> {
     pub(in crate::dispatch) job: &'a Arc<Job>,
     pub(in crate::dispatch) has_own_id: bool,
-    /// The time that it was parked for, if it is the copy of a job that was: no other copy of that, nor the message that it was
-    /// made of, has the same one.
+    /// The time until which its job was parked, if the message is the copy of a parked job. No other copy of that job
+    /// has the same time, nor has the message that it was made of.
     pub(in crate::dispatch) parked_until: Option<Micros>,
 }
 
-/// A message that is looked for.
+/// A message that is looked up.
 pub(super) struct Sought<'a> {
     pub(super) message: Message<'a>,
     /// As [`Message::fingerprint`].
     pub(super) fingerprint: u64,
-    /// Made when it is first compared, since that goes over its whole body.
+    /// Computed when it is first compared, since that reads the whole body.
     digest: OnceCell<[u64; 2]>,
 }
 
@@ -47,7 +47,7 @@ impl Identity {
         Self::Job { job: Arc::clone(job), has_own_id }
     }
 
-    /// Whether this is the message that is looked for.
+    /// Whether this is the message that is looked up.
     pub(super) fn is(&self, sought: &Sought<'_>) -> bool {
         let Message { job, has_own_id, .. } = sought.message;
         match self {

@@ -18,7 +18,8 @@ use crate::pace::Waiter;
 /// How long the source may take to stop.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// How long before the end answers that are successes are not waited for any more, so that their jobs can still be settled.
+/// How long before the end sends stop waiting for the rest of successful answers, so that their jobs can still be
+/// settled.
 const LAST_CALL: Duration = Duration::from_millis(500);
 
 /// How long the store may take to take back slots and the turn.
@@ -30,7 +31,7 @@ struct Last {
     drain_timeout: Duration,
     /// Cancelled when the process is to end.
     stop: CancellationToken,
-    /// Whether `end` counts from then.
+    /// Whether the process is to end, so that `end` counts from then.
     is_stopped: bool,
 }
 
@@ -57,8 +58,8 @@ impl Worker {
         let last = Last::new(stop, &self.flights);
         self.context.unsettled.closing().end_streams();
         let mut entries: Vec<Box<Entry>> = self.engine.drain();
-        // The source is stopped first, or jobs that are given back would come straight back. What the store takes back
-        // is of use to others only in time.
+        // The source is stopped first, or jobs that are given back would come straight back. Slots that the store
+        // takes back help others only if they come back in time.
         let closing =
             timeout(CLOSING.min(self.flights.drain_timeout), close(&mut source, &self.context.meters));
         let leaving = timeout(LEAVING.min(self.flights.drain_timeout), self.engine.leave());
@@ -125,8 +126,8 @@ impl Worker {
     }
 
     /// Gives a job back to its broker. One that has been sent is parked until its next attempt is due, since a job
-    /// that is given back loses the count of its attempts. One that waits for a limit is for another replica at once, which
-    /// learns of its changes.
+    /// that is given back loses the count of its attempts. One that waits for a limit comes to another replica at
+    /// once, which learns when the limit changes.
     fn give_back(&mut self, entry: Box<Entry>) {
         if entry.attempts.sent > 0 && entry.can_park() && !self.flights.abandon.is_cancelled() {
             let is_limited = entry.hold.reason == ParkReason::Limit;

@@ -1,4 +1,4 @@
-//! Answers who asks where a job is, and what it waits for.
+//! Answers questions: where a job is, and what it waits for.
 
 use super::Worker;
 use crate::dispatch::entry::Entry;
@@ -6,7 +6,7 @@ use crate::dispatch::find::{Found, FoundJob, JobPlace, MOST_FOUND, Question, Sou
 use crate::pace::Whereabouts;
 
 impl Worker {
-    /// Answers a question. It goes over all jobs here, so that those who ask bound how often they do.
+    /// Answers a question. It visits all jobs here, so those who ask bound how often they do.
     pub(super) fn answer(&self, Sought { question, answer }: Sought) {
         let found = match question {
             Question::Id(id) => self.find(&id),
@@ -35,7 +35,7 @@ impl Worker {
         };
         let working = std::iter::repeat_n(working, self.context.unsettled.at_work(id));
         let jobs: Vec<FoundJob> = waiters.chain(halted).chain(working).take(MOST_FOUND).collect();
-        // One that is here may still be on its way to the broker.
+        // A job that is among these may still be on its way to the broker.
         let parked = self.parking.lately.get(id).filter(|_| jobs.is_empty());
         Found { jobs, parked, is_cancelled: self.context.preflight.is_cancelled(id) }
     }

@@ -182,7 +182,8 @@ impl Worker {
         self.learn(|health| health.ended(contact, since, Instant::now()));
     }
 
-    /// Notes something about the downstream, and follows: halts, or continues.
+    /// Records something about the downstream. If that changes whether it can be used, the replica halts or
+    /// continues.
     fn learn<T>(&mut self, note: impl FnOnce(&mut Health) -> T) -> T {
         let before = self.halt.reason();
         let output = note(&mut self.halt.health);

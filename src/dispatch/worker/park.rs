@@ -1,10 +1,10 @@
 //! Jobs that must wait for long are parked: they wait in their broker, so that they block no job here.
 //!
-//! | the window | parked are |
+//! | the window | jobs that are parked |
 //! |---|---|
-//! | at least a fifth of its places is free | jobs that wait for anything but a slot for longer than `hold_max` |
-//! | less is free | of the others, those that wait longest, until a fifth is free: down to waits of two seconds |
-//! | any | jobs that were held for 20 minutes |
+//! | at least a fifth of its places is free | those that wait for anything but a slot for longer than `hold_max` |
+//! | less is free | also those of the others that wait longest, down to waits of two seconds, until a fifth is free |
+//! | any | those that were held for 20 minutes |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,8 +86,8 @@ impl Parking {
         (self.unpark, self.changes) = (true, self.changes + 1);
     }
 
-    /// Handles that a job is parked, or stays here. If it was to wait for a limit, this was the number of changes when that
-    /// began. Returns whether jobs may go sooner by now.
+    /// Handles that a job is parked, or stays here. If it was to wait for a limit, `began` is the number of changes
+    /// when its parking began. Returns whether jobs may go sooner by now.
     pub(super) fn ended(&mut self, began: Option<u64>) -> bool {
         self.in_progress -= 1;
         let is_outdated = began.is_some_and(|began| began < self.changes);
@@ -118,8 +118,8 @@ impl Worker {
         self.engine.offer_later(due, entry);
     }
 
-    /// Makes a job that came in wait for its slot; or, if it was parked for a limit that is still used up for long,
-    /// until the limit is whole.
+    /// Makes a job that came in wait for its slot. If it was parked for a limit that is still used up for long, it
+    /// waits until the end of its earlier estimate.
     pub(super) fn offer(&mut self, entry: Box<Entry>) {
         let wait = self.engine.next_slot(entry.lane()).saturating_duration_since(Instant::now());
         match self.expected(&entry).filter(|_| wait > self.engine.settings().hold_max()) {
@@ -234,8 +234,8 @@ impl Worker {
         has_any
     }
 
-    /// The number of jobs beyond those that leave enough places free in the window, or in the part of it that the source
-    /// uses at present.
+    /// The number of jobs that must leave, so that enough places are free in the window, or in the part of it that
+    /// the source uses at present.
     fn excess(&self, source: &impl Source) -> usize {
         let all = self.engine.in_hand() + self.halt.jobs() + self.flights.tasks.len();
         let window = usize::from(self.window()).min(source.most_at_once(all));
@@ -291,8 +291,8 @@ impl Worker {
         }
     }
 
-    /// The versions of the limits by which it was estimated until when a job waits for one, and of pauses. Where other limits are
-    /// in force by the time that it comes home, it asks anew.
+    /// The versions of the limits by which it was estimated until when a job waits for one, and of pauses. If other
+    /// limits are in force when the job comes home, it asks for a slot again.
     fn versions_of(&self, entry: &Entry) -> Option<String> {
         entry.hold.expected.as_ref().map(|(_, limits)| self.engine.versions_with(limits))
     }
@@ -312,7 +312,7 @@ impl Worker {
         let Entry { job, has_own_id, ticket, age, mut hold, attempts, request, mut track, key } = *entry;
         let (downstream, id) = (&self.context.downstream, &job.id);
         tracing::debug!(downstream, id, reason = reason.as_str(), until = until.0 / 1000, "parking");
-        // The call itself has the job's place in the order.
+        // The call, not the first poll, decides the job's place in the order.
         let parking = ticket.park(stay);
         let (context, events) = (Arc::clone(&self.context), self.flights.events.clone());
         // A job that waited for a limit and comes again asks for a slot: nothing would end another wait sooner.
@@ -321,7 +321,7 @@ impl Worker {
             let parked = parking.await;
             let kept = match (parked, track.redelivered()) {
                 (Parked::Done, None) => None,
-                // Its message is acked: that one may be of an equal job.
+                // Its message is acked, so the new delivery may be of an equal job.
                 (Parked::Done, Some(other)) => {
                     other.give_back();
                     None

@@ -27,7 +27,7 @@ const LANES_INTERVAL: Duration = Duration::from_secs(1);
 struct LanesDue {
     /// The earliest instant of the next time.
     next_at: Instant,
-    /// Whether a report since then used the results of the last examination.
+    /// Whether the last report used the results of an earlier examination.
     are_stale: bool,
 }
 
@@ -42,7 +42,7 @@ impl LanesDue {
     }
 }
 
-/// The state of what is reported.
+/// The state of the reports.
 #[derive(Debug)]
 pub(super) struct Reporting {
     board: Board,
@@ -142,7 +142,8 @@ impl Worker {
         }
     }
 
-    /// Returns the busiest lanes, of the last time where they are not examined now. It warns where many jobs share as one, since they do not have the part by which lanes share.
+    /// Returns the busiest lanes; those of the last examination if the lanes are not examined now. Warns if many jobs
+    /// share as one, since they do not have the part by which lanes share.
     fn lanes(&mut self, now: Instant) -> Vec<BusyLane> {
         if !self.reporting.lanes.take(now, self.engine.known_lanes()) {
             return self.reporting.board.latest().backlog.lanes.clone();

@@ -67,7 +67,7 @@ async fn a_job_that_ends_within_a_second_is_held() {
     ends.headers.push(("paced-deadline".to_owned(), Value::Integer(deadline)));
     bench.publish(ends);
     bench.ledger.count(2).await;
-    // It is parked nowhere before.
+    // It was not parked before.
     assert_eq!(bench.ledger.letter("ends").reason, Reason::Expired);
 }
 
@@ -175,7 +175,8 @@ async fn a_job_that_comes_back_to_a_plan_in_vain_does_not_do_so_all_the_time() {
     }
 }
 
-/// A plan that releases more than the downstream does: its jobs wait for the downstream's own slots, and stand before nobody.
+/// A plan that releases more than the downstream does: its jobs wait for the downstream's own slots, and block no
+/// other job.
 #[tokio::test(start_paused = true)]
 async fn a_plan_that_waits_for_the_downstream_alone_keeps_its_jobs() {
     let mut bench = bench("10/s", vec![("quick", leaky("plan.quick.l", "20/s", 1))]);

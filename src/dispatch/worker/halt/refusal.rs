@@ -48,7 +48,8 @@ impl Worker {
         }
     }
 
-    /// Whether a job that is refused now, and may be at fault itself, was refused for so long and so often that it is dead.
+    /// Whether a job that is refused now, and may be at fault itself, was refused for so long and so often that it
+    /// becomes a dead letter.
     fn is_worn(&self, attempts: &mut Attempts, now: Instant) -> bool {
         let since = *attempts.refusals.since.get_or_insert(now);
         let patience = if self.halt.is_crowded { MAX_REFUSED_TIME_FULL } else { MAX_REFUSED_TIME };
