@@ -74,7 +74,7 @@ impl Rule {
     }
 }
 
-/// Who asks.
+/// The client of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     pub(super) remote: SocketAddr,
@@ -159,8 +159,8 @@ async fn no_method() -> Refusal {
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no method for this; use one of the header `allow`")
 }
 
-/// The log of requests that are refused to strangers. It is bounded tightly, since anybody who reaches the address could
-/// cause a line for each: nobody may roll the lines of changes away with it.
+/// The log of requests that are refused to strangers. It is bounded tightly: anybody who reaches the address could
+/// cause a line for each, until the lines about changes are rotated away.
 pub(super) static REFUSALS: LazyLock<Arc<BoundedLog>> =
     LazyLock::new(|| refusals(20, Duration::from_secs(60)));
 
@@ -205,7 +205,7 @@ async fn guard(
 }
 
 fn log_refusal(rule: Rule, peer: &Peer, request: &Request, refusal: &Refusal) {
-    // What is checked after the token is refused to a client that has one.
+    // These statuses come from checks after that of the token, so the client has one.
     let has_token = matches!(rule, Rule::Hold(_) | Rule::Bodies | Rule::Change(_))
         && matches!(refusal.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE | StatusCode::SERVICE_UNAVAILABLE);
     let log = if has_token { &REFUSED_CHANGES } else { &REFUSALS };

@@ -11,7 +11,7 @@ fn access(token: Option<&str>) -> Access {
     })
 }
 
-/// The status of a request that looks, or of one that changes something.
+/// The status of a request that reads, or of one that changes something.
 fn status(access: &Access, method: &str, headers: &[(&'static str, &str)]) -> u16 {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
@@ -115,7 +115,7 @@ fn wrong_tokens_make_a_client_wait_and_no_other() {
     assert_eq!((statuses[..20].to_vec(), &statuses[20..]), (vec![401; 20], &[429, 429][..]));
     // Even the right one, which was never sent from this network, waits: otherwise the answer would show that it is right.
     assert_eq!((ask("2001:db8::2", TOKEN), ask("2001:db8:0:1::1", TOKEN)), (429, 200));
-    // From the other network it was, so that a guesser there does not lock its holder out.
+    // The right token was sent from the other network before, so a guesser there does not lock its holder out.
     let guesses: Vec<u16> = (0..22).map(|_| ask("2001:db8:0:1::1", "wrong")).collect();
     assert_eq!((guesses[20..].to_vec(), ask("2001:db8:0:1::2", TOKEN)), (vec![429; 2], 200));
     // Without any token there is nothing to guess.
@@ -249,7 +249,7 @@ fn a_token_with_a_name_allows_what_its_role_says() {
             }
         }
     }
-    // A token with the role to read makes it one that is needed to read.
+    // If a token has the role to read, reads need a token.
     assert_eq!(access.may(Role::Read, &HeaderMap::new(), client).unwrap_err().status(), 401);
     let operate = Admin { tokens: vec![named("alice", Role::Operate)], ..Admin::default() };
     let access = Access::new(&operate);

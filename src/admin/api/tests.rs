@@ -212,7 +212,7 @@ async fn pauses_begin_and_end() {
     let pause = json!({ "until": null, "by": "127.0.0.1", "reason": null, "at": at + 5_000 });
     assert_eq!(bench.ok("POST", "/pause", "").await["pause"], pause);
     assert_eq!(bench.ok("GET", "", "").await["pause"], pause);
-    // Notes that are of another form.
+    // Notes of another form.
     for note in ["", "no JSON", "[]", r#"{"by": 7}"#] {
         bench.store.update_record("billing", Change::Pause { span: None, note }).await.unwrap();
         let answer = bench.ok("GET", "", "").await;

@@ -11,7 +11,7 @@ use paced::time::Micros;
 
 use crate::status::record;
 
-/// The year 2001: versions below it are no instants.
+/// The year 2001. The version of a pause is about its instant; below this it is no instant.
 const EARLIEST: Millis = 1_000_000_000_000;
 
 /// How far versions may be ahead of the clock: each pause and resume has a later one, also within a microsecond.

@@ -45,7 +45,7 @@ async fn a_change_is_made_though_its_request_is_given_up() {
     bench.changes.wait().await;
 }
 
-/// The history is nowhere else, so that a request for it waits for its turn.
+/// The history is only in the store, so a request for it waits for its turn.
 #[tokio::test(start_paused = true)]
 async fn a_read_of_the_history_waits() {
     let bench = Bench::new();
@@ -57,7 +57,7 @@ async fn a_read_of_the_history_waits() {
     assert_eq!(begun.elapsed().as_secs(), 2, "50 a second");
 }
 
-/// Changes continue without their clients, so that their number is bounded apart from the requests.
+/// Changes continue without their clients, so their number is bounded apart from the requests.
 #[tokio::test(start_paused = true)]
 async fn changes_in_progress_are_bounded() {
     let bench = Bench::new();
