@@ -48,8 +48,9 @@ pub(super) struct Args {
 
 /// The most confirms that are awaited at once.
 const IN_FLIGHT: usize = 1000;
-/// The attempts to publish a job before it counts as failed, and the wait after each.
+/// The attempts to publish a job before it counts as failed.
 const ATTEMPTS: u32 = 6;
+/// Half of the wait after the first attempt. Each further wait is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// A job is not published again after this time: a broker that restarts is back by then.

@@ -49,7 +49,8 @@ pub(super) fn json(letter: &Letter, downstream: Option<&str>, costs: &[CostRule]
     shown
 }
 
-/// A letter as lines. The response and the body come last and are indented, so that they can feign none of the others.
+/// A letter as lines. The response and the body come last and are indented, so that they cannot look like the other
+/// lines.
 pub(super) fn text(letter: &Letter) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
@@ -98,7 +99,8 @@ pub(super) fn text(letter: &Letter) -> String {
     text
 }
 
-/// Whether it is a text for people: nothing in it steers a terminal, apart from the ends of lines and tabs.
+/// Whether the text is safe on a terminal: no character in it controls the terminal, except the ends of lines and
+/// tabs.
 fn is_printable(text: &str) -> bool {
     !text.contains(|c: char| is_unsafe(c) && !matches!(c, '\n' | '\r' | '\t'))
 }
@@ -108,7 +110,7 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// The properties that the message has, but its headers.
+/// The properties that the message has, except its headers.
 fn properties(properties: &BasicProperties) -> Map<String, Value> {
     let mut found = Map::new();
     for (name, value) in [
