@@ -65,7 +65,7 @@ pub enum RateError {
         /// The text.
         text: String,
         /// The text that was evidently meant, if there is one: `10/s` for `10r/s`. It is an [`Amount`], or a [`Rate`]
-        /// if one was to be read.
+        /// if a rate was to be read.
         suggestion: Option<String>,
     },
     /// The count or the period is zero.
@@ -106,7 +106,7 @@ impl RateError {
 }
 
 fn way_out(text: &str, suggestion: Option<&str>) -> String {
-    // A count of six digits is a rate in any unit.
+    // A count of up to six digits makes a valid rate with any unit.
     let is_count = (1..=6).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_digit())
         && !text.starts_with('0');

@@ -72,7 +72,7 @@ pub struct Limit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// A shaper whose slots lie T apart, and which charges the cost behind.
+    /// A shaper whose slots are T apart. The cost of a job delays the jobs behind it, not the job itself.
     LeakyBucket(LeakyBucket),
     /// A limit of one unit per T, where the whole cost must fit the burst. The leaky bucket as a meter is one too.
     Gcra(Gcra),

@@ -13,7 +13,7 @@ use crate::lock::lock;
 /// The database within the program. That of the system may be another on each machine.
 static DATABASE: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
-/// Those that were asked for. They are never dropped, and there are no more than the database has.
+/// The zones that were asked for. They are never dropped, and there are no more of them than the database has.
 static ZONES: Mutex<Vec<&'static Known>> = Mutex::new(Vec::new());
 
 /// A time zone of the IANA database, such as `America/Los_Angeles`.
@@ -26,7 +26,7 @@ struct Known {
 }
 
 impl Zone {
-    /// The zone of this name, in any case.
+    /// The zone of this name, in upper or lower case.
     ///
     /// # Errors
     /// [`CalendarError::Zone`] where the database has none of this name.
