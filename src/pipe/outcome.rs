@@ -56,7 +56,7 @@ pub(super) struct Place {
     pub(super) share: Option<Share>,
 }
 
-/// A share of the places for jobs whose time is to come, and of the bytes of their bodies.
+/// A share of the places for jobs that must not go yet, and of the bytes of their bodies.
 #[derive(Debug)]
 #[expect(dead_code, reason = "held, then dropped")]
 pub(super) struct Share {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 const LOWEST: u16 = 100;
 /// The highest status.
 const HIGHEST: u16 = 599;
-/// The words of 64 bits that one bit for each status takes.
+/// The number of 64-bit words that hold one bit for each status.
 const WORDS: usize = 8;
 
 /// A set of HTTP statuses from 100 to 599.

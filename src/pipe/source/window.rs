@@ -16,7 +16,7 @@ pub(super) struct Ready {
     pub(super) message: Message,
     /// Its stay, if it waited for its time.
     pub(super) stay: Option<Stay>,
-    /// Its share of the places, if its time is to come.
+    /// Its share of the places, if it must not go yet.
     pub(super) share: Option<Share>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Ready {
 pub(super) struct Window {
     jobs: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    /// The part of these that jobs may have whose time is to come: with all of them, they would stop the others.
+    /// The part of these for jobs that must not go yet: if they had all places, they would stop the others.
     shares: (Arc<Semaphore>, Arc<Semaphore>),
     /// The next job's place.
     place: Option<OwnedSemaphorePermit>,
@@ -34,7 +34,7 @@ pub(super) struct Window {
     pub(super) read: Option<Ready>,
 }
 
-/// The bytes of the part that jobs may have whose time is to come.
+/// The bytes of the part for jobs that must not go yet.
 const SHARE_BYTES: usize = WINDOW_BYTES / 2;
 
 impl Window {
@@ -66,7 +66,7 @@ impl Window {
         Some((ready, Place { job, bytes, share }))
     }
 
-    /// Waits for a share of the places, for a job whose time is to come. Cancel safe.
+    /// Waits for a share of the places, for a job that must not go yet. Cancel safe.
     pub(super) async fn share(&self, message: &Message) -> Option<Share> {
         let (jobs, bytes) = &self.shares;
         // The semaphores are never closed.
@@ -76,7 +76,7 @@ impl Window {
     }
 }
 
-/// The bytes of a body, or at most as many as there are.
+/// The bytes of a body, at most `most`.
 fn body(message: &Message, most: usize) -> u32 {
     u32::try_from(message.content.body.len().min(most)).unwrap_or(u32::MAX)
 }
