@@ -12,7 +12,7 @@ use crate::time::Micros;
 /// The longest reach of turns, in horizons.
 const LONGEST: u32 = 5;
 
-/// The time over which the first calls for a turn are spread that was too far ahead to be booked.
+/// A turn may be too far ahead to be booked. The first calls for it are spread over this time.
 const SPREAD: Duration = Duration::from_secs(5);
 
 /// Where the next slot is earlier than the turn by more than this, the caller checks whether anybody takes it.

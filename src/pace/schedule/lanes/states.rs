@@ -17,7 +17,7 @@ mod pauses;
 /// The states of limits that the lanes have, each once.
 ///
 /// A lane waits for a state only while that is blocked, or while another lane of it is ready ([`States::is_short`]).
-/// So each lane is released in the end, for any end of those before it.
+/// So each lane is released in the end, no matter how those before it end.
 #[derive(Debug, Default)]
 pub(super) struct States {
     all: Vec<State>,

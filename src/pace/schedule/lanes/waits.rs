@@ -14,8 +14,8 @@ use crate::pace::backlog::Backlog;
 use crate::pace::schedule::lane::PassedOn;
 use crate::pace::{Waiter, limit_delay};
 
-/// The longest that a job is taken to wait for the probes of a cool-down before it, or for what a downstream allows that
-/// throttles again and again: most of it ends before.
+/// The longest assumed wait of a job for the probes of a cool-down before it, or for a downstream that throttles
+/// again and again: most of these waits end earlier.
 const LONGEST_COOLING: Duration = Duration::from_secs(300);
 
 /// How long a job waits elsewhere whose value an operator has paused. Then it comes back, and waits elsewhere again.
@@ -38,8 +38,8 @@ struct Queue<W> {
 }
 
 impl<W: Waiter> Queue<W> {
-    /// Until when a job waits elsewhere that is expected to be released then. A guess leaves it half of the time that it
-    /// has, since it may be released sooner.
+    /// Until when a job waits elsewhere that is expected to be released at `goes`. If that is a guess and the job
+    /// gives up before, it waits for half of the time that it has left, since it may be released sooner.
     fn until(&self, now: Instant, goes: Instant, waiter: &W) -> Instant {
         let end = waiter.end().map(|end| end.at).filter(|end| self.is_guess && *end < goes);
         end.map_or(goes, |end| now + end.saturating_duration_since(now) / 2)
