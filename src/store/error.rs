@@ -46,7 +46,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The error for a store at this address which a caller has waited for that long.
+    /// The error for a store at this address that has not answered within this time.
     #[must_use]
     pub fn no_answer(address: Option<&str>, within: Duration) -> Self {
         let address = address.unwrap_or("this process").to_owned();

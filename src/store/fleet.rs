@@ -14,7 +14,7 @@ pub const MAX_SUMMARIES: usize = 1_000;
 /// The longest summary of a replica, in bytes.
 pub const MAX_SUMMARY_BYTES: usize = 1 << 20;
 
-/// The most bytes of summaries that are listed: no replica must run out of memory by what the others left.
+/// The most bytes of summaries that are listed: no replica must run out of memory because of what the others left.
 const MAX_LISTED_BYTES: usize = 64 << 20;
 
 /// The longest time for which a summary can be left.
@@ -40,7 +40,7 @@ pub const MAX_HISTORY_BYTES: usize = 2048;
 pub struct HistoryEntry {
     /// When it was noted, on the store's clock, in whole milliseconds.
     pub at: Micros,
-    /// What was noted; the store does not look at it.
+    /// What was noted; it is opaque to the store.
     pub text: String,
 }
 

@@ -1,5 +1,5 @@
-//! What a store that lasts has still to write. Callers submit entries, and wait until these are written where their answers
-//! depend on it; one writer takes all that have come since it began to write the last ones.
+//! What a store in a file has still to write. Callers submit entries, and wait until these are written where their
+//! answers depend on it; one writer takes all that have come since it began to write the last ones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -40,7 +40,7 @@ pub struct MemoryStore {
     fleet: Mutex<Fleet>,
     /// The clock has stepped back if it is behind the highest instant seen by more than this.
     step: Duration,
-    /// Where changes are written, in a store that lasts.
+    /// Where changes are written, in a store in a file.
     journal: Option<Arc<Journal>>,
 }
 

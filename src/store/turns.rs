@@ -261,8 +261,8 @@ impl Queue {
     }
 }
 
-/// How far ahead turns are booked under these limits, whose slots lie so far apart in the long run. The edges of a calendar
-/// are known to the store for a short time ahead.
+/// How far ahead turns are booked under these limits, whose slots are `interval` apart in the long run. The edges of
+/// a calendar are known to the store for a short time ahead.
 #[must_use]
 pub(crate) fn booking_ahead(limits: &LimitSet, interval: Duration) -> Duration {
     let (span, slots) = BOOKING_AHEAD;

@@ -12,8 +12,8 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// What the clocks show when a batch is written. What passes between the two readings is not counted as time of the machine
-    /// at the next start, so that the clock then seems to be ahead by that: states move on, and never back.
+    /// What the clocks show when a batch is written. The time between the two readings is not part of the uptime at
+    /// the next start. So the clock then seems to be ahead by it: states move forward, and never back.
     pub(super) fn at_write(clock: &dyn Clock) -> Self {
         let now = clock.now();
         Self { now, uptime: clock.uptime() }

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use super::format::{FormatError, HEAD, begins};
 use super::lock::{Lock, LockError, folder, is_at, keep_owner, plain, with_ending};
 
-/// Behind the name of the file: the next one, until it replaces that. Nobody else has files with this ending.
+/// The ending of the name of the next file, until it replaces the present one. Nobody else has files with this
+/// ending.
 const NEXT: &str = ".paced-new";
 
-/// The same for one that is written to see whether there is room for it.
+/// The ending of a file that is written only to check whether there is room for it.
 const TRIAL: &str = ".paced-trial";
 
 /// A disk with one file. What a call returns without an error has survived a loss of power.
@@ -50,12 +51,12 @@ pub(super) enum OpenError {
 }
 
 impl LockedFile {
-    /// Locks the file at `path`, of which there need not be any yet. Nothing is written beside a file that is no store.
+    /// Locks the file at `path`, which need not exist yet. Nothing is written beside a file that is no store.
     pub(super) fn lock(path: &Path) -> Result<Self, OpenError> {
         let path = resolved(path)?;
         check_head(&path)?;
         let lock = Lock::take(&path)?;
-        // One that was killed as it tried the file has left it, and it takes as much room as the store.
+        // A process that was killed during a trial has left it, and it takes as much room as the store.
         let _ = fs::remove_file(with_ending(&path, TRIAL));
         Ok(Self { path, open: None, lock })
     }
@@ -89,7 +90,7 @@ pub(super) struct Probe {
     path: PathBuf,
     /// What is in it, if it is there.
     pub(super) bytes: Option<Vec<u8>>,
-    /// Where nobody has ever locked it, it is not locked for this either.
+    /// `None` if nobody has ever locked the file: then it is not locked for this either.
     _lock: Option<Lock>,
 }
 

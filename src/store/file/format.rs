@@ -26,7 +26,7 @@ const SUM: usize = 16;
 /// The number of bytes that show whether a file is a store.
 pub(super) const HEAD: usize = SUM + BEGIN.len();
 
-/// Which batch of which file it is.
+/// The identity of a batch: its file and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BatchId {
     /// When the file was begun. After a crash some file systems show old blocks behind the end of a file, such as those of the
@@ -83,7 +83,7 @@ pub(super) struct Contents {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// The first line: the version, and when the file was begun, which is not looked for in other versions.
+    /// The first line: the version, and when the file was begun, which is not read in other versions.
     PacedStore {
         version: u32,
         #[serde(default)]
@@ -205,7 +205,8 @@ fn push(bytes: &mut Vec<u8>, line: &Line) -> io::Result<()> {
     Ok(())
 }
 
-/// FNV-1a with 64 bits: it finds what was not written, and protects from nobody.
+/// FNV-1a with 64 bits. It detects lines that were not written completely; it is no protection against changes on
+/// purpose.
 fn checksum(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
@@ -244,7 +245,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Contents, FormatError> {
                 contents.entries.append(&mut open);
                 (batch, contents.is_torn) = (batch.next(), false);
             }
-            // Behind a batch that was not written completely there is none: it was never begun.
+            // No batch follows one that was not written completely.
             other if is_end_behind(other.as_ref(), batch) => return Err(FormatError::Damaged(number)),
             other => match other.and_then(entry) {
                 Some(entry) => open.push(entry),
@@ -335,7 +336,7 @@ impl From<KeptState> for StateLine {
 }
 
 impl StateLine {
-    /// The state; `None` if its rate is none.
+    /// The state; `None` if its rate is not valid.
     fn state(self) -> Option<KeptState> {
         let Self { last, level, shift, whole } = self;
         let pair = |(at, units): (i64, u64)| (Micros(at), units);

@@ -5,7 +5,7 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Behind the name of the store's file. Nobody else has files with this ending.
+/// The ending of the lock's name, behind the name of the store's file. Nobody else has files with this ending.
 const ENDING: &str = ".paced-lock";
 
 /// No name of a process is longer.
@@ -26,7 +26,7 @@ pub(super) enum LockError {
         /// The file that is locked.
         lock: PathBuf,
     },
-    /// What would be written may belong to others.
+    /// It is no regular file with one name: what is written to it may change a file of others.
     #[error("{} is a link or has a second name, or is no regular file; remove it", .0.display())]
     NotPlain(PathBuf),
     /// The file of the store is a link to nothing. It would be replaced, and others would use the file that it names.
@@ -54,7 +54,7 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Locks the file at `path`, of which there need not be any yet.
+    /// Locks the file at `path`, which need not exist yet.
     pub(super) fn take(path: &Path) -> Result<Self, LockError> {
         let name = with_ending(path, ENDING);
         let (file, is_new) = open_or_make(&name)?;
@@ -64,7 +64,7 @@ impl Lock {
             let _ = fs::remove_file(&lock.name);
             return Err(LockError::System { file: lock.name.clone(), error });
         }
-        // People alone read it, and what a full disk means is said by the next write.
+        // Only people read it. If the disk is full, the next write reports that.
         let _ = lock.name_holder();
         Ok(lock)
     }
@@ -137,7 +137,7 @@ fn open(name: &Path) -> Result<Option<File>, LockError> {
     }
 }
 
-/// Opens the file of a lock, and makes it if there is none; whether it did.
+/// Opens the file of a lock, and makes it if there is none. Returns whether it made the file.
 fn open_or_make(name: &Path) -> Result<(File, bool), LockError> {
     if let Some(file) = open(name)? {
         return Ok((file, false));
@@ -145,7 +145,7 @@ fn open_or_make(name: &Path) -> Result<(File, bool), LockError> {
     make(name)
 }
 
-/// Makes the file of a lock, or opens it if another process has made it meanwhile; whether it did make it.
+/// Makes the file of a lock, or opens it if another process has made it meanwhile. Returns whether it made the file.
 fn make(name: &Path) -> Result<(File, bool), LockError> {
     let error = match plain(OpenOptions::new().read(true).write(true).create_new(true)).open(name) {
         Ok(file) => return Ok((file, true)),
@@ -176,7 +176,7 @@ fn plain_text(text: &str) -> String {
     text.chars().filter(|c| c.is_ascii_alphanumeric() || "-._".contains(*c)).take(255).collect()
 }
 
-/// Has a file opened only where no link is followed and nothing waits, for this user alone.
+/// Makes the opening of a file follow no link and wait for nothing, and gives a new file to this user alone.
 pub(super) fn plain(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     {
@@ -229,7 +229,7 @@ pub(super) fn keep_owner(file: &File, path: &Path) -> io::Result<()> {
     let (like, now) = (there.or_else(|_| fs::metadata(folder(path)))?, file.metadata()?);
     let is_kept = (like.uid(), like.gid()) == (now.uid(), now.gid())
         || fchown(file, Some(like.uid()), Some(like.gid())).is_ok()
-        // One that is not there yet belongs to the user who makes it, and a group is of no weight.
+        // One that is not there yet belongs to the user who makes it, and its group does not matter.
         || !is_there
         || like.uid() == now.uid();
     if is_kept {

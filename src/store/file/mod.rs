@@ -18,9 +18,9 @@
 //! anything is granted. What an embedded database would add (pages, indices, transactions of readers) nobody needs here:
 //! all states are in memory anyway, and they are read once.
 //!
-//! States are instants on the wall clock, so that a file may lie for a year. If the machine has not restarted since the
-//! last run, its uptime distinguishes a clock that was set from time that has passed, and the states move with the
-//! clock; otherwise only a clock that is behind is noticed.
+//! States are instants on the wall clock, so a file may stay unused for a year. If the machine has not restarted
+//! since the last run, its uptime distinguishes a clock that was set from time that has passed, and the states move
+//! with the clock; otherwise only a clock that is behind is noticed.
 
 use std::io;
 use std::path::{Path, PathBuf};

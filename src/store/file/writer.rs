@@ -13,10 +13,10 @@ use crate::store::journal::{Batch, Journal};
 use crate::store::memory::MemoryStore;
 use crate::time::Micros;
 
-/// How long after a failure it is tried again, and whether another process has ended.
+/// The delay before a failed write, or a file that another process uses, is tried again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long after that it is looked again at a file that people have to see to.
+/// The same delay for a file that people must repair.
 const UNUSABLE: Duration = Duration::from_secs(5);
 
 /// How long a write may take before calls are refused.

@@ -36,7 +36,7 @@ pub(super) struct Downstream {
     pub(super) leases: HashMap<String, Micros>,
     /// The tombstones of cancelled jobs.
     tombstones: Tombstones,
-    /// What is written of it, if the store lasts.
+    /// What is written of it, in a store in a file.
     writing: Option<Writing>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct StoredState {
     state: State,
     shift: i64,
     whole: Micros,
-    /// What is written of it, if the store lasts.
+    /// What is written of it, in a store in a file.
     lease: Option<Box<Lease>>,
 }
 

@@ -1,4 +1,4 @@
-//! The part of a state that is on disk, in a store that lasts: it is ahead of the grants.
+//! The part of a state that is on disk, in a store in a file: it is ahead of the grants.
 
 use crate::limit::{Limit, State};
 use crate::store::journal::Place;

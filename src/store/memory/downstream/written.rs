@@ -1,4 +1,4 @@
-//! What a store that lasts writes of a downstream: its record after each change, and its states ahead of the grants.
+//! What a store in a file writes of a downstream: its record after each change, and its states ahead of the grants.
 
 use std::sync::Arc;
 
@@ -185,7 +185,7 @@ impl Downstream {
         self.writing.as_ref().map_or(0, |writing| writing.batch)
     }
 
-    /// Submits the record, if the store lasts.
+    /// Submits the record, in a store in a file.
     pub(in crate::store::memory) fn write_record(&mut self) {
         if let Some(record) = self.kept_record()
             && let Some(writing) = &mut self.writing
@@ -194,7 +194,7 @@ impl Downstream {
         }
     }
 
-    /// Submits the tombstones that changed after this version, if the store lasts.
+    /// Submits the tombstones that changed after this version, in a store in a file.
     pub(in crate::store::memory) fn write_tombstones(&mut self, after: u64) {
         let Some(writing) = &mut self.writing else { return };
         for (version, tombstone) in self.tombstones.since(after) {
