@@ -52,7 +52,7 @@ pub(crate) struct Dispatchers(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     all: Arc<BTreeMap<String, Handle>>,
-    /// The downstreams whose dispatchers end, and none of their names is to follow.
+    /// The downstreams whose dispatchers end, and are not replaced.
     leaving: BTreeSet<String>,
     /// The downstreams that were served and are not any more, with their totals.
     gone: BTreeMap<String, Arc<Totals>>,

@@ -49,7 +49,7 @@ impl Remaining {
         self.gauges.contains_key(downstream)
     }
 
-    /// Keeps what was read just now, and shows it. A limit that is not among them is none any more.
+    /// Keeps what was read just now, and shows it. A limit that is not among them does not exist any more.
     pub(super) fn keep(&mut self, downstream: String, left: Vec<Left>) {
         let shown: BTreeSet<String> =
             left.iter().filter(|left| left.is_window).map(|left| left.name.clone()).collect();
@@ -62,7 +62,7 @@ impl Remaining {
         self.left.insert(downstream, (Instant::now(), left));
     }
 
-    /// Forgets what was read, which is no longer so.
+    /// Forgets what was read, since it has changed.
     pub(super) fn forget(&mut self, downstream: &str) {
         self.left.remove(downstream);
     }

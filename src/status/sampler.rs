@@ -126,7 +126,7 @@ impl Sampler {
             self.anchor = (now, wall);
         }
         let files = Arc::clone(&lock(&self.shared.known).files);
-        // Then all that the summary has of each is made anew.
+        // Then the part of each downstream in the summary is made again.
         let is_anew = is_clock_set || !Arc::ptr_eq(&files, &self.files);
         self.files = files;
         let status = &self.shared.parts.broker.status;

@@ -41,16 +41,16 @@ struct Group {
     /// For each of them, how many seconds later that began.
     #[serde(rename = "a")]
     after: Vec<Millis>,
-    /// For each of them, how many seconds after `since` that ends, if it is known; none if that is known of none.
+    /// For each of them, how many seconds after `since` that ends, if it is known; empty if none is known.
     #[serde(rename = "u", default, skip_serializing_if = "Vec::is_empty")]
     until: Vec<Option<Millis>>,
     /// For each of them, how many jobs were released.
     #[serde(rename = "r")]
     released: Vec<u64>,
-    /// For each of them, how many jobs were delivered; none if these are the released ones.
+    /// For each of them, how many jobs were delivered; empty if these are the numbers in `released`.
     #[serde(rename = "d", default, skip_serializing_if = "Vec::is_empty")]
     delivered: Vec<u64>,
-    /// For each of them, how many attempts failed; none if no attempt did.
+    /// For each of them, how many attempts failed; empty if none did.
     #[serde(rename = "x", default, skip_serializing_if = "Vec::is_empty")]
     failed: Vec<u64>,
 }
@@ -120,7 +120,7 @@ impl Group {
 }
 
 impl Own {
-    /// Whether a group has all that is reported of it.
+    /// Whether a group can hold everything that is reported of this downstream.
     fn can_be_grouped(&self) -> bool {
         self.has_no_jobs()
             && self.binding.limit.is_none()
