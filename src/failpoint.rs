@@ -1,5 +1,6 @@
 //! Hooks for tests of whole processes: points between two steps at which a test ends the process, as `kill -9` does,
-//! answers that it loses, loops that it holds, and polling intervals that it shortens. Without the feature `failpoints` they do nothing.
+//! answers that it loses, loops that it holds, and polling intervals that it shortens. Without the feature
+//! `failpoints` they do nothing.
 
 use std::time::Duration;
 

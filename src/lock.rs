@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. A panic while it was locked counts for nothing: what is kept under these locks is whole after each statement
-/// that changes it.
+/// Locks a mutex. A panic while it was locked is ignored: the value under such a lock is consistent after each
+/// statement that changes it.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

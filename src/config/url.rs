@@ -36,7 +36,7 @@ pub(super) fn amqp(text: &str) -> Result<Secret, String> {
         Some(vhost) if !vhost.is_empty() && !vhost.starts_with('?') => text.to_owned(),
         rest_without_slash => format!("{hosts}/%2f{}", rest_without_slash.unwrap_or(rest)),
     };
-    // The parser of the client has the last word, here rather than at the start of the daemon.
+    // The client's own parser checks the URL here too, so that its error does not come only when the daemon starts.
     #[cfg(feature = "amqp")]
     url.parse::<crate::amqp::Address>().map_err(|error| error.to_string())?;
     Ok(Secret::new(url))
@@ -144,7 +144,7 @@ pub(super) fn proxy(text: &str) -> Result<Secret, String> {
     Ok(Secret::new(text))
 }
 
-/// `http://` or `https://`, without credentials and query: where a token is had.
+/// `http://` or `https://`, without credentials and query: the URL that tokens come from.
 pub(super) fn token(text: &str) -> Result<String, String> {
     const RIGHT: &str = "write https://HOST/PATH, or http://";
     let parts = Parts::of(text, RIGHT)?;
@@ -163,7 +163,7 @@ pub(super) fn token(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The host to which what is sent to this URL crosses a network without TLS; the first one of several.
+/// The first host of this URL to which requests cross a network without TLS.
 pub(super) fn host_without_tls(url: &str) -> Option<String> {
     const SCHEMES: [&str; 5] = ["amqp", "redis", "redis+sentinel", "redis+cluster", "http"];
     let scheme = url.split_once("://").map(|(scheme, _)| scheme)?;
@@ -175,7 +175,8 @@ pub(super) fn host_without_tls(url: &str) -> Option<String> {
     each_host(url).filter_map(host).find(is_far).filter(|_| SCHEMES.contains(&scheme))
 }
 
-/// What is secret of every request to this URL with headers of these names, for people, if anything is.
+/// The secret part of every request to this URL with headers of these names, as text for people; `None` if no part is
+/// secret.
 pub(super) fn secret_of_requests<'a>(
     url: &str,
     mut headers: impl Iterator<Item = &'a str>,
@@ -189,7 +190,8 @@ pub(super) fn secret_of_requests<'a>(
     header.or_else(|| url.contains('?').then(|| "the query".to_owned()))
 }
 
-/// Says what is secret of requests to this URL with headers of these names, and to which host it goes without TLS, if so.
+/// Says which part of the requests to this URL with headers of these names is secret and goes to a host without TLS,
+/// and to which; `None` if none does.
 #[doc(hidden)]
 pub fn sent_in_clear<'a>(url: &str, headers: impl Iterator<Item = &'a str>) -> Option<String> {
     let host = host_without_tls(url)?;
