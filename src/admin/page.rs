@@ -47,7 +47,7 @@ pub(crate) fn page() -> Vec<Route> {
 fn file(kind: &'static str, content: &'static str) -> Response {
     let headers = [
         (CONTENT_TYPE, kind),
-        // Another version of the daemon has other files, of which all must be of the same one.
+        // Another version of the daemon has other files, and all files of a page must be of one version.
         (CACHE_CONTROL, "no-cache"),
         (CONTENT_SECURITY_POLICY, POLICY),
         (REFERRER_POLICY, "no-referrer"),

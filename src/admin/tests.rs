@@ -177,7 +177,7 @@ fn expected(rule: Rule, configured: Configured, asked: Asked<'_>) -> Option<u16>
     }
 }
 
-/// Only probes and the empty page are open to everybody, and every change wants its token and JSON.
+/// Only probes and the empty page are open to everybody, and every change needs the token and JSON.
 #[tokio::test(start_paused = true)]
 async fn each_route_has_a_rule_that_is_strict_enough() {
     let (mut open, mut pages) = (Vec::new(), Vec::new());
