@@ -39,8 +39,8 @@ pub struct Job {
     /// Where it is: `waiting`, `delayed`, `retrying`, `held`, `sending`, as in [`Counts`](super::state::Counts), or `halted`
     /// until the replica can use the API again. A job that is `sending` may also be settled or parked just now.
     pub place: String,
-    /// When it goes, or may go; `None` where nobody can tell, as in a pause. For one that is `waiting` it is an estimate of the
-    /// replica that answers, of the first such job of each replica: if no other job comes.
+    /// When it goes, or may go; `None` where nobody can tell, as in a pause. For a job that is `waiting`, the replica
+    /// that answers estimates it as if no other job came; only for the first such job of each replica.
     pub at: Option<Millis>,
     /// Its place, if it is the first one here that is `waiting`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

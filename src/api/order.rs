@@ -135,7 +135,7 @@ fn text<S: Serializer>(rate: &Amount, serializer: S) -> Result<S::Ok, S::Error> 
     serializer.collect_str(rate)
 }
 
-/// A reason for people, checked; an empty one is none.
+/// A reason for people, checked; `None` if it is empty.
 ///
 /// # Errors
 /// A text that says what would be right.
