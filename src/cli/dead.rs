@@ -241,7 +241,7 @@ async fn purge(global: &Global, args: PurgeArgs) -> Result<(), Exit> {
     ended(&tally)
 }
 
-/// Asks whether the letters that match are to be removed, and bounds the scan to these; false where there are none.
+/// Asks whether to remove the letters that match, and bounds the scan to these; false where none match.
 async fn agreed(letters: &Letters, scan: &mut Scan) -> Result<bool, Exit> {
     let counted_at = wall_now();
     let (found, matching) = if scan.filter.is_empty() {

@@ -91,7 +91,7 @@ const HORIZON: Duration = Duration::from_millis(100);
 /// The longest body in bytes, which is bounded by the longest line.
 const MAX_BODY: usize = pipe::MAX_LINE;
 const DRAIN: Duration = Duration::from_secs(25);
-/// How long the end waits for outcomes that are not written yet, when it is to come at once.
+/// How long an immediate end waits for outcomes that are not written yet.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// The time between two checks whether the entries have been counted.

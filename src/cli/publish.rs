@@ -119,7 +119,7 @@ struct Target {
 }
 
 impl Target {
-    /// Publishes each line that is a job, and reports each that is none.
+    /// Publishes each line that is a job, and reports the others.
     async fn publish_lines(&self, jobs: Jobs, args: &Args, rules: &Rules, bar: &ProgressBar) -> Tally {
         let mut bad_lines = Bounded::new("bad lines", self.is_verbose);
         let found = stream::unfold(Some(jobs), async |state| {

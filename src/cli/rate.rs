@@ -78,7 +78,7 @@ pub(super) async fn run(global: &Global, command: Command) -> Result<(), Exit> {
     }
 }
 
-/// Shows an answer, of which people see the rates.
+/// Shows an answer: all of it as JSON, or its rates to people.
 fn show(global: &Global, answer: &impl Serialize, rates: &Rates) -> Result<(), Exit> {
     match global.output {
         Output::Json => out::json(answer),

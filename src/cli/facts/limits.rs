@@ -50,8 +50,8 @@ const MARGIN_STEP: u64 = 10_000;
 /// For how long an answer of 429 counts.
 const LATELY: i64 = 3_600_000;
 
-/// The margin that may end answers of 429, where there were any lately: twice the lateness, and twice the margin that is in
-/// force. A margin of over half a period is none that helps: these answers have another reason.
+/// The margin that may end answers of 429, where there were any lately: twice the lateness, and twice the margin that
+/// is in force. A margin of over half a period does not help: these answers have another reason.
 pub(super) fn margin(downstream: &Downstream, now: i64) -> Option<Fact> {
     let throttled = downstream.health.failures.iter().find(|failure| failure.kind == "429")?;
     let late = downstream.releases.lateness.filter(|_| now - throttled.at < LATELY)?;

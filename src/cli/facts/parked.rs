@@ -4,7 +4,7 @@ use paced::api::state::{Downstream, ParkedBy};
 
 use super::{Fact, at};
 
-/// A line for each reason, and one for the jobs of which it is not known.
+/// A line for each reason, and one for the jobs whose reason is not known.
 pub(super) fn parked(downstream: &Downstream) -> Vec<Fact> {
     let by = &downstream.queues.parked_by;
     let mut facts: Vec<Fact> = by.iter().map(|by| ("parked", line(by))).collect();

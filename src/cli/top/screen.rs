@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::draw;
 use super::view::View;
 
-/// How often the thread that reads keys checks whether anybody wants them.
+/// How often the thread that reads keys checks whether the screen still needs them.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// The events that may wait; more are left to the terminal.
 const QUEUE: usize = 64;
