@@ -174,7 +174,7 @@ impl FileText {
         self.text == self.before
     }
 
-    /// Whether it has or had plans, of which the other files may make use.
+    /// Whether it has or had plans, which other files may use.
     fn concerns_plans(&self) -> bool {
         let has_plans = |text: &Arc<str>| Document::parse(text).dict.contains_key(FAMILIES[1]);
         self.text.iter().chain(&self.before).any(has_plans)
@@ -240,9 +240,9 @@ impl<'b> Reading<'b> {
 
     /// Replaces the texts of files with mistakes by those that counted before. Returns false if nothing is left to replace.
     ///
-    /// If these count as they did before, or the mistake is elsewhere, the change of another file is the cause: that of plans,
-    /// which other files use, or the removal of one of whose downstream the environment has keys. If it is none of these, no
-    /// change of any file counts.
+    /// If these count as they did before, or the mistake is elsewhere, the change of another file is the cause: a
+    /// change of plans that other files use, or the removal of a file whose downstream has keys in the environment.
+    /// If neither is the case, no change of any file counts.
     fn replace(&mut self, errors: &ConfigErrors, pass: usize) -> bool {
         let (first, count) = (self.base.files_end(), self.files.len());
         let place = |error: &ConfigError| error.place().layer.checked_sub(first);
@@ -333,8 +333,8 @@ impl Layers {
     }
 }
 
-/// The text of a file, if it is still there, of which at most `left` bytes are read. What is no file, such as a pipe, would
-/// hold up the reader.
+/// The text of a file, if it is still there: at most `left` bytes. Anything but a regular file is an error: a read
+/// from a pipe, for example, could wait forever.
 fn read(file: &Path, left: usize) -> io::Result<Option<String>> {
     match fs::metadata(file) {
         Ok(data) if !data.is_file() => Err(io::Error::other("no file")),

@@ -1,8 +1,8 @@
 //! The JSON Schema of `paced.toml`, for editors.
 //!
-//! It refuses what the reader refuses of single values: unknown keys, wrong types, words that are none of those to choose
-//! from, and texts of a wrong form. What depends on several values, or on files, the reader alone knows. It is made from
-//! the declarations of the keys; the tests compare it with what the reader accepts.
+//! It refuses what the reader refuses of single values: unknown keys, wrong types, words that cannot be chosen, and
+//! texts of a wrong form. Only the reader checks what depends on several values, or on files. It is made from the
+//! declarations of the keys; the tests compare it with what the reader accepts.
 
 use std::path::PathBuf;
 

@@ -84,7 +84,8 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Reads the sources; `system` is the file of last resort. It is a mistake if there is none.
+    /// Reads the sources; `system` is the file that is used where nothing names one. Without any file there is an
+    /// error.
     pub fn read(sources: &Sources, system: &Path) -> Self {
         let mut layers = Self::collect(sources, system);
         if layers.all.is_empty() && layers.errors.is_empty() {

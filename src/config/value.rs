@@ -91,7 +91,7 @@ pub(super) fn rate<R: FromStr<Err = RateError>>(text: &str) -> Result<R, RateErr
     })
 }
 
-/// One of these words. `mistake` says of another one that it is none.
+/// One of these words. `mistake` is what the error says of any other word, such as "no precision".
 pub(super) fn choose<T: Copy>(text: &str, mistake: &str, words: &[(&str, T)]) -> Result<T, String> {
     if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
         return Ok(*value);
@@ -179,7 +179,7 @@ pub(super) fn allowed_host(text: &str) -> Result<String, String> {
 /// Checks a token that requests to the admin server carry in a header.
 ///
 /// # Errors
-/// The text is none. The error does not show it.
+/// The text is no token. The error does not show it.
 pub fn token(text: &str) -> Result<Secret, String> {
     if (1..=1024).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(Secret::hidden(text));

@@ -289,8 +289,8 @@ pub(super) fn readable<'v>(reader: &mut Reader<'v>, found: &Found<'v>, file: &Pa
 #[cfg(not(unix))]
 pub(super) const fn readable<'v>(_: &mut Reader<'v>, _: &Found<'v>, _: &Path) {}
 
-/// The mode of a file that every user can read; `None` if not all can, or the system does not say so. Links are followed,
-/// and a user who may not enter one of the directories on the way cannot read the file either.
+/// The mode of a file that every user can read; `None` if not all can, or if that is not known. Links are followed. A
+/// user who may not enter one of the directories above the file cannot read it either.
 #[cfg(unix)]
 fn mode_for_all(file: &Path) -> Option<u32> {
     use std::os::unix::fs::PermissionsExt as _;

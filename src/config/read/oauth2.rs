@@ -42,7 +42,7 @@ keys! {
 
 const CLIENT_AUTHS: [(&str, ClientAuth); 2] = [("basic", ClientAuth::Basic), ("post", ClientAuth::Post)];
 
-/// The client by which the downstream's tokens are had; `Some(None)` where there is none, and `None` where there is a
+/// The client that gets the downstream's tokens; `Some(None)` where none is configured, and `None` where there is a
 /// mistake, which the reader has noted. `headers` are the names of the headers of every request.
 pub(super) fn oauth2<'v>(
     reader: &mut Reader<'v>,
@@ -96,7 +96,7 @@ fn params<'v>(reader: &mut Reader<'v>, client: &Table<'v>) -> Option<BTreeMap<St
     }))
 }
 
-/// Lets the client trust the authorities of the downstream, unless it has some of its own.
+/// Lets the client trust the authorities of the downstream, unless it has a file of its own.
 pub(super) fn inherit(client: &mut OAuth2, downstream: Option<&TlsOptions>) {
     let ca_file = downstream.and_then(|tls| tls.ca_file.clone());
     if client.tls.is_none() && ca_file.is_some() && client.token_url.starts_with("https:") {

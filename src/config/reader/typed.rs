@@ -122,7 +122,7 @@ impl<'v> Reader<'v> {
         Some(value)
     }
 
-    /// One of these words. `mistake` says of another one that it is none, such as "no precision".
+    /// One of these words. `mistake` is what the error says of any other word, such as "no precision".
     pub fn choice<T: Copy>(
         &mut self,
         table: &Table<'v>,

@@ -176,7 +176,7 @@ fn both_have_the_same_defaults() {
     assert_eq!(defaults_of_schema.collect::<BTreeMap<_, _>>(), expected);
 }
 
-/// Values of each type, none of which any key takes for its form but by chance.
+/// Values of each type. A key accepts their form only by chance.
 const SAMPLES: [&str; 7] = ["\"zzz zzz\"", "7", "0.5", "true", "[\"zzz zzz\"]", "[7]", "{ zzz = 1 }"];
 
 /// Checks that both refuse what the reader refuses for its type or as unknown, and that the schema refuses nothing else.
