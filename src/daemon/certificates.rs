@@ -30,7 +30,7 @@ pub(super) trait Files: Send + Sync {
     /// Whether they cannot be used, so the old contents stay in use.
     fn is_failing(&self) -> bool;
 
-    /// When the certificate in use is valid; `None` if there is none.
+    /// From when to when the certificate in use is valid; `None` without a certificate.
     fn validity(&self) -> Option<Validity>;
 }
 

@@ -1,5 +1,5 @@
-//! Notifications to the service manager (`sd_notify(3)`): jobs are consumed, a reload is under way, the daemon ends, and
-//! regularly that its loops still run. Without `NOTIFY_SOCKET` there are none.
+//! Notifications to the service manager (`sd_notify(3)`): jobs are consumed, a reload is under way, the daemon ends,
+//! and regularly that its loops still run. Without `NOTIFY_SOCKET` nothing is sent.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -118,7 +118,7 @@ impl Manager {
         }
     }
 
-    /// Before the manager knows of readiness, a message that implies it would report it too early.
+    /// Some messages imply that the daemon is ready. They are not sent before the manager knows that it is.
     fn notify_if_ready(&self, message: Message) {
         if self.is_ready.load(Ordering::Relaxed) {
             self.notify(message);
@@ -208,7 +208,7 @@ impl Message {
     }
 }
 
-/// The longest that can be said is over an hour.
+/// Microseconds; the largest number is over an hour.
 fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }

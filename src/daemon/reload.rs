@@ -89,8 +89,8 @@ enum Scope {
 /// the directory of `[dynamic]` again when that changes. Never returns. One read follows another: all signals and
 /// changes that come during one cause one more.
 ///
-/// It is to be polled beside the signals that end the daemon, since a file system that does not answer may keep a
-/// read for as long as it likes. Cancel safe, as [`Live::reload`] is.
+/// Poll it beside the signals that end the daemon: a read may last forever if the file system does not answer. Cancel
+/// safe, as [`Live::reload`] is.
 pub(super) async fn on_changes(mut hangups: Hangups, mut live: Live, manager: Manager) -> Infallible {
     let dynamic = Arc::clone(&live.followed.dynamic);
     // Whether all sources, and the directory, could be read last.

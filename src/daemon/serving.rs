@@ -235,7 +235,7 @@ impl Serving {
         }));
     }
 
-    /// Starts dispatchers of which none has the name of one that runs. The bytes of the window are divided once.
+    /// Starts dispatchers with new names: no running one has such a name. The bytes of the window are divided once.
     fn start(&mut self, made: Vec<Made>) {
         let queues: Vec<_> = made.iter().map(|made| made.queue.clone()).collect();
         if let Err(error) = self.amqp.add(&queues) {
