@@ -81,7 +81,7 @@ pub enum ColumnError {
     /// There is one column, whose name holds what separates columns elsewhere.
     #[error("its columns are separated by {0}, and commas are read; export it with commas")]
     Separator(&'static str),
-    /// The name is none of a column's.
+    /// There is no column of this name.
     #[error("column {number}: unknown name `{name}`; {hint}")]
     Unknown {
         /// The position, from 1.

@@ -300,8 +300,7 @@ impl CostRule {
         fitting(&what, cost, &self.max_cost, "`max_cost` of this limit")
     }
 
-    /// The cost of a message with these headers. A header that holds no cost is a mistake; a message without the
-    /// header is none.
+    /// The cost of a message with these headers. A header that holds no cost is a mistake; a missing header is not.
     fn of(&self, headers: &[(String, Value)]) -> Result<i128, Rejection> {
         let name = match &self.source {
             CostSource::Fixed(cost) => return Ok((*cost).into()),

@@ -56,7 +56,7 @@ pub enum LineError {
     /// The line is JSON, but no object.
     #[error("not an object; write one such as {{\"body\": \"hello\"}}")]
     NoObject,
-    /// The key is none of a job's.
+    /// No job has such a key.
     #[error("unknown key `{key}`; {hint}")]
     UnknownKey {
         /// The key.

@@ -75,7 +75,7 @@ fn forbidden_byte(byte: u8) -> Option<&'static str> {
     }
 }
 
-/// Checks the path as decoded once, as servers see it that decode twice.
+/// Checks the path after decoding it once, for servers that decode it twice.
 fn decoded_once(path: &str) -> Option<&'static str> {
     let decoded: Cow<'_, [u8]> = percent_decode_str(path).into();
     let Cow::Owned(bytes) = decoded else { return None };

@@ -24,7 +24,7 @@ pub struct ReplyRules {
 }
 
 impl Default for ReplyRules {
-    /// Allows every queue, since there are none of paced's own.
+    /// Allows every queue, since no queues of paced are known.
     fn default() -> Self {
         Self { allow: vec![String::new()], own: None, consumed: Arc::default() }
     }
@@ -66,8 +66,8 @@ fn is_direct(queue: &str) -> bool {
     process.is_some_and(|term| is_process(&term)) && base64(key).is_some_and(|key| !key.is_empty())
 }
 
-/// Whether `term` is the id of a process in Erlang's external term format, on a node with a number for its name. A broker
-/// names its own so in such a term (`reply@3508`).
+/// Whether `term` is the id of a process in Erlang's external term format, on a node whose name is a number. RabbitMQ
+/// names the process of a direct reply so (`reply@3508`).
 fn is_process(term: &[u8]) -> bool {
     const VERSION: u8 = 131;
     const NEW_PID: u8 = 88;
