@@ -236,10 +236,10 @@ impl LimitSet {
         rate.unwrap_or_else(|| self.limits[0].rate())
     }
 
-    /// How much further ahead than a job of cost 1 a job of this cost must reach: T for each additional unit, of those
-    /// limits in which the whole cost has to fit and units come back one by one. With less reach it would never fit,
-    /// since jobs of cost 1 take each unit as it comes back. A fixed window or a quota gets all units back at an edge
-    /// that every job sees; a slot there would keep the rest of the window from others.
+    /// How much further ahead than a job of cost 1 a job of this cost must reach: T for each additional unit, of
+    /// those limits in which the whole cost has to fit and units come back one by one. With less reach it would never
+    /// fit, since jobs of cost 1 take each unit as it comes back. A fixed window or a quota gets all units back at an
+    /// edge, at the same time for every job; a slot there would keep the rest of the window from others.
     #[must_use]
     pub fn reach(&self, cost: u32) -> Duration {
         self.reach_of(&self.each(cost))
@@ -276,8 +276,8 @@ impl LimitSet {
             let fits = |place: usize| row[place] <= self.limits[place].max_cost();
             match self.combine {
                 Combine::All => !asked.all(fits),
-                // A limit that the cost never fits is no alternative, but one that cannot count it exactly must not be
-                // skipped.
+                // A limit that the cost can never fit is no alternative and is left out. A limit that cannot count
+                // the cost exactly must not be left out.
                 Combine::Any | Combine::OneOf => {
                     let never = |limit: &Limit, cost| !limit.is_behind() && u64::from(cost) > limit.burst();
                     let exact = |place: usize| fits(place) || never(&self.limits[place], row[place]);

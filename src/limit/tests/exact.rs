@@ -1,5 +1,5 @@
-//! The largest numbers that are accepted: none, nor any on the way, passes 2^53, beyond which doubles, and so
-//! Lua, skip integers.
+//! The largest numbers that are accepted: no result and no intermediate result exceeds 2^53. Above that, doubles, and
+//! so Lua, skip integers.
 
 use super::*;
 

@@ -17,8 +17,8 @@ fn is_bounded(limit: &Limit, state: &State, leased: &State) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// A lease covers its state, and while it covers what came of that, nothing fits it earlier: neither under these
-    /// numbers nor under others that replace them.
+    /// A lease covers its state. While it covers the later states too, no job fits the lease earlier than the state,
+    /// under these numbers or under others that replace them.
     #[test]
     fn what_fits_a_lease_fits_what_it_covers(
         limit in any_limit(),
