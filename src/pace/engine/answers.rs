@@ -340,8 +340,8 @@ impl<W: Waiter> Engine<W> {
         sleeps
     }
 
-    /// Bars waiters that wait for the end of a window from calls that do not reach it. Returns whether such a waiter
-    /// ended this call; then cheaper waiters may still be granted slots.
+    /// Some waiters wait for the end of a window. Leaves them out of calls that do not reach it. Returns whether such
+    /// a waiter ended this call; then cheaper waiters may still be granted slots.
     fn bar(&mut self, lane: LaneId, sent: Instant, reserved: &Reserved, batch: &VecDeque<W>) -> bool {
         if reserved.refused.is_none() && reserved.passed.is_empty() {
             return false;

@@ -45,7 +45,7 @@ pub(crate) enum Hold {
     Concurrency,
     /// The limit of this name, and the instant of the next slot, where it is known.
     Limit(String, Option<Instant>),
-    /// The store is away, and this replica's share of the limits binds, or nothing does.
+    /// The store is away. This replica's share of the limits holds the waiters back, or nothing does.
     Fallback,
 }
 

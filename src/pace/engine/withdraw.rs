@@ -1,5 +1,5 @@
-//! The handling of a slot: it comes, or its waiter does not want it any more. Then it passes to the next waiter of its lane,
-//! or back to the store.
+//! What happens to a slot: it comes, or its waiter leaves. In the second case the next waiter of its lane gets it, or
+//! the store gets it back.
 
 use std::time::Duration;
 
@@ -129,7 +129,8 @@ impl<W: Waiter> Engine<W> {
         }
     }
 
-    /// Gives a long turn back once the waiters that wanted it have left. A short one is not worth a call.
+    /// Gives a long turn back once the waiters for it have left. For a short turn the call would cost more than it
+    /// saves.
     pub(super) fn give_back_unneeded_turn(&mut self, now: Instant) {
         if self.pacing.is_calling() || !self.backlog.take_left() {
             return;

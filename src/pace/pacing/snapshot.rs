@@ -40,7 +40,7 @@ impl SharedSnapshot {
         self.replicas.max(self.peers.count())
     }
 
-    /// Returns the number of replicas with a lease: those that have jobs, and those that know of the others only by
+    /// Returns the number of replicas with a lease: those that have jobs, and those that know the others only from
     /// leases.
     pub(crate) const fn leases(&self) -> u32 {
         self.replicas

@@ -86,8 +86,9 @@ impl Batching {
         self.is_burst
     }
 
-    /// Returns how many slots to request for the `waiting`, of which `room` would find room at their slots. A call
-    /// takes at most `max_units`, unless a burst is open; that is `u32::MAX` if a burst begins with it.
+    /// Returns how many slots to request for the `waiting` jobs. At their slots the concurrency has room for `room`
+    /// of them. A call takes at most `max_units`, unless a burst is open; that is `u32::MAX` if a burst begins with
+    /// it.
     pub(super) fn batch(&self, waiting: usize, room: usize, max_units: u32) -> Batch {
         let is_burst = self.is_burst || max_units == u32::MAX;
         let max_units = usize::try_from(max_units).unwrap_or(MAX_BATCH).min(MAX_BATCH);

@@ -113,7 +113,8 @@ impl Schedule {
         &mut self.turns
     }
 
-    /// Returns how many slots to request for the `waiting`, of which `room` would find room at their slots.
+    /// Returns how many slots to request for the `waiting` jobs. At their slots the concurrency has room for `room`
+    /// of them.
     pub(crate) fn batch(&self, next: Next, waiting: usize, room: usize) -> Batch {
         let lane = &self.lanes[next.lane.set()];
         // More slots of this lane would leave slots of the downstream between them unused.

@@ -366,7 +366,7 @@ impl Agreement {
         Ok(Adopted { settings: settings.policing(), is_override, has_replaced: None })
     }
 
-    /// Whether these terms are of another file than this replica's, of which the log has no warning yet.
+    /// Whether these terms are of another file than this replica's, and the log has no warning of them yet.
     fn is_another_file(&mut self, terms: &Terms) -> bool {
         if terms.has_limits_of(&self.own) {
             self.warned_fingerprint = None;

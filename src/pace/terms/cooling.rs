@@ -26,7 +26,7 @@ use crate::store::CoolDownCall;
 /// The first wait.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// How long the lease on the probe lasts. If its holder dies, another replica probes after that.
+/// How long the lease on the probe lasts. If its holder stops, another replica probes after that.
 const LEASE: Duration = Duration::from_secs(5);
 
 /// How often the lease is renewed.

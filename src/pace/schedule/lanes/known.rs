@@ -42,7 +42,7 @@ impl KnownLanes {
         self.by_values.iter().map(|((_, values), lane)| (*lane, values))
     }
 
-    /// The same, of which none is borrowed.
+    /// The same, as copies.
     pub(super) fn all(&self) -> Vec<(usize, Arc<[String]>)> {
         self.iter().map(|(lane, values)| (lane, Arc::clone(values))).collect()
     }

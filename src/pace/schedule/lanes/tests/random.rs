@@ -18,8 +18,8 @@ enum Op {
     },
     /// A job leaves: it is cancelled, parked or ends.
     Leave(usize),
-    /// A call is made for at most `most` jobs, of which every `skips` + 1st is skipped. The first `granted` are granted; of the
-    /// others each has the answer of its lane.
+    /// A call is made for at most `most` jobs; every (`skips` + 1)th of them is skipped. The first `granted` are
+    /// granted; each of the others gets the answer of its lane.
     Call {
         most: usize,
         skips: usize,
