@@ -1,5 +1,5 @@
-//! The jobs that wait for their time, in temporary files: they hold neither a place of those that can go nor memory for
-//! their bodies.
+//! The jobs that must not go yet, in temporary files: they take no place of jobs that can go, and no memory for their
+//! bodies.
 
 mod files;
 

@@ -1,4 +1,4 @@
-//! Recognises an input that is not in the form that it was said to be in, by its first line: one message instead of one for
+//! Recognises by its first line an input that is not in the format that was named: one message instead of one for
 //! each of its lines.
 
 use std::io::{self, Cursor};
@@ -88,7 +88,7 @@ pub async fn recognise<R: AsyncBufRead + Unpin>(
     })
 }
 
-/// What an input with this beginning is, if it is not what it was said to be.
+/// What an input with this beginning is, if it is not in the format that was named.
 fn examine(begin: &[u8], format: &Format) -> Option<Unreadable> {
     match begin {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => return Some(Unreadable::Utf16),
@@ -120,7 +120,7 @@ fn is_array_of_jobs(line: &[u8]) -> bool {
     matches!(line[1..].trim_ascii_start().first(), None | Some(b'{'))
 }
 
-/// Whether the line has names of columns: several of which the first is a name, or one that is known.
+/// Whether the line has the names of columns: several cells, the first of them a name, or one known name.
 fn is_names(line: &[u8]) -> bool {
     let cells: Vec<&[u8]> = line.split(|byte| matches!(byte, b',' | b';' | b'\t')).collect();
     let is_whole = |cell: &&[u8]| cell.iter().filter(|byte| **byte == b'"').count() % 2 == 0;

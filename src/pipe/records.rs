@@ -129,7 +129,7 @@ impl<R: AsyncBufRead + Unpin> Records<R> {
         Ok(self.next().await?.map(|Entry { line, job }| (line, job)))
     }
 
-    /// The next entry; `None` at the end. Blank lines and rows are none.
+    /// The next entry; `None` at the end. Blank lines and rows are skipped.
     ///
     /// Cancel safe.
     ///

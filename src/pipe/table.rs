@@ -112,7 +112,8 @@ impl<R: AsyncBufRead + Unpin> Rows<R> {
                 (row.used, row.cells) = (0, 0);
             }
             let room = (&mut row.text[row.used..], &mut row.ends[row.cells..]);
-            // The parser takes the end of the input for that of the row, wherever it comes; the end of a line is none inside quotes.
+            // The parser takes the end of the input as the end of the row anywhere; a line feed ends the row only
+            // outside quotes.
             let is_end = available.is_empty() && row.is_begun;
             let text = if is_end { b"\n" } else { available };
             let (result, read, written, ended) = self.parser.read_record(text, room.0, room.1);

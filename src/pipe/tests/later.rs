@@ -131,7 +131,7 @@ async fn jobs_for_later_that_find_no_room_in_files_do_not_stop_the_others() {
     assert_eq!(running.await.expect("no panic").expect("written").delivered, 2 * count as u64 + 1);
 }
 
-/// Neither places nor bytes are all theirs; one that is due goes without a share of them.
+/// Jobs for later get a part of the places and bytes; a job that is due needs no share of that part.
 #[tokio::test(start_paused = true)]
 async fn large_jobs_for_later_leave_room_for_the_bodies_of_others() {
     let at = in_seconds(3600);
