@@ -1,4 +1,4 @@
-//! Foreign text before people's eyes: nothing in it may steer a terminal or feign another line.
+//! Shows foreign text to people: nothing in it may control the terminal or look like another line.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

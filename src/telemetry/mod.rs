@@ -55,7 +55,7 @@ impl Color {
         self.on_stream(std::io::stderr().is_terminal())
     }
 
-    /// Whether to colour a stream that is a terminal or is none.
+    /// Whether to colour a stream, given whether it is a terminal.
     pub(crate) fn on_stream(self, is_terminal: bool) -> bool {
         match self {
             Self::Auto => std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && is_terminal,

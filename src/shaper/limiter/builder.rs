@@ -30,7 +30,7 @@ pub struct LimiterBuilder {
 const RECORD: &str = "limiter:";
 
 /// The prefixes of the names under which the states of a limiter's limits are kept; shapers and the daemon do not use
-/// such names. Neither prefix begins with the other, so that no limit's name can turn one into the other.
+/// such names. Neither prefix begins with the other, so no name of a limit can make the two equal.
 const EACH: &str = "limiter-";
 const SHARED: &str = "shared-limiter-";
 
