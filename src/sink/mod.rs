@@ -146,7 +146,8 @@ pub enum Outcome {
     Missed,
     /// The downstream was not reached. Either not a byte of a request was written (refused, unresolved, no TLS, no
     /// connection in time, no file descriptor). Or the other side refused the client before it read the request: the
-    /// downstream its certificate, or a proxy on the way its credentials. This says nothing about the job, and does not count as an attempt.
+    /// downstream refused its certificate, or the proxy its credentials. This says nothing about the job, and does
+    /// not count as an attempt.
     Unreachable {
         /// The error, for people.
         detail: String,

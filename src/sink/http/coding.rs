@@ -85,7 +85,7 @@ impl Codings {
         if codings.len() > MOST_CODINGS { Err(CodingError::TooMany) } else { Ok(Self(codings)) }
     }
 
-    /// Whether there is none, so that the body needs no decoding.
+    /// Whether the body needs no decoding.
     pub(super) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -51,11 +51,11 @@ impl fmt::Debug for TargetTexts {
     }
 }
 
-/// Where the requests of one sink go, by which proxy, and with which headers. It is cheap to clone, and all clones are of
-/// the same target.
+/// Where the requests of one sink go, by which proxy, and with which headers. It is cheap to clone, and all clones
+/// share the target.
 ///
-/// While the files cannot be read, or hold nothing that can be used, what was read before stays in use, and an error is
-/// logged once. A file system that does not answer keeps one thread, and nobody who sends.
+/// While the files cannot be read, or hold nothing that can be used, what was read before stays in use, and an error
+/// is logged once. A file system that does not answer blocks one thread, but no request.
 #[derive(Clone)]
 pub struct Target {
     dialling: Arc<Dialling>,
@@ -96,8 +96,8 @@ impl Target {
         self.in_use.current()
     }
 
-    /// Whether later requests go elsewhere, or have other headers. By which proxy they go is no matter of the one that
-    /// answers.
+    /// Whether later requests go elsewhere, or have other headers. The proxy does not count, since the downstream
+    /// that answers does not depend on it.
     pub(super) fn has_replaced(&self, used: &Arc<Current>) -> bool {
         let now = self.current();
         !Arc::ptr_eq(&now, used) && (now.endpoint.base != used.endpoint.base || now.headers != used.headers)

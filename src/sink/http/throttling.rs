@@ -121,7 +121,7 @@ impl Quota {
         // The drafts allow parameters, such as a window.
         let count = remaining.split(';').next().unwrap_or_default();
         match count.trim().parse::<f64>() {
-            // Less than one request is none. Some write a negative number where there is no bound.
+            // Less than one request means that none is left. Some write a negative number where there is no bound.
             Ok(left) if (0.0..1.0).contains(&left) => {
                 self.is_used_up = true;
                 self.reset = self.reset.max(reset);

@@ -147,7 +147,7 @@ impl Asker {
         }
         let mut request = Request::new(Payload::new(Bytes::from(form.finish())));
         *request.method_mut() = Method::POST;
-        // A proxy learns from the request where it goes, unless it only sees a tunnel.
+        // A proxy needs the whole URL in the request, unless it opens a tunnel.
         let from = forwarding_proxy.map_or(Position::BeforePath, |_| Position::BeforeScheme);
         *request.uri_mut() = self.url[from..].parse().map_err(|_| TokenError::Unsendable("token_url"))?;
         let headers = request.headers_mut();

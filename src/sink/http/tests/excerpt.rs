@@ -101,7 +101,8 @@ async fn a_success_that_throttles_keeps_what_it_says() {
     }
 }
 
-/// Neither the time-out nor the time that unwanted bodies have is waited for beyond its end, and the connection goes.
+/// The read of a body ends with the time-out, or with the time that unwanted bodies have, and the connection is
+/// closed.
 #[tokio::test]
 async fn a_slow_body_gives_what_came_in_time() {
     for timeout in [LONGEST_DRAIN / 2, SECOND * 3600] {
