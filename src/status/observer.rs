@@ -292,7 +292,8 @@ mod tests {
         assert_eq!(states().await, [(true, true)]);
     }
 
-    /// One that is served by a replica with another file is no orphan; when that has ended it is one within a minute.
+    /// A downstream that a replica with another file serves is no orphan; within a minute after that replica has
+    /// ended it is one.
     #[tokio::test(start_paused = true)]
     async fn a_downstream_that_nobody_serves_is_named_within_a_minute() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

@@ -92,7 +92,7 @@ mod tests {
             last: last * HOUR,
         };
         assert_eq!(counted.by_reason(0), [by("not-before", 5, (9, 2), 31), by("limit", 13, (8, 13), 8)]);
-        // A group of a past hour, of which a job may be left over, hides none that is to come.
+        // A group of a past hour may have a job left. It does not hide the groups of later hours.
         let later = [by("not-before", 3, (31, 3), 31)];
         for (at, shown) in [(9 * HOUR - 1, 5), (9 * HOUR, 3), (31 * HOUR - 1, 3)] {
             assert_eq!(counted.by_reason(at)[0].jobs, shown, "{at}");

@@ -79,7 +79,7 @@ impl Remaining {
     }
 }
 
-/// The limits of which something may be left: a limit that only spaces jobs out has nothing to use up.
+/// The limits that can be partly used up. A limit that only spaces jobs out cannot.
 pub(super) fn countable(snapshot: &Snapshot) -> Option<LimitSet> {
     let mut limits: Vec<Limit> = Vec::new();
     for limit in snapshot.limits().flat_map(|(_, set)| set.iter()) {

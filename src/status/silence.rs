@@ -229,7 +229,7 @@ mod tests {
         let news = silence.sample(after(24), &[begun("new", 23_000, "h")]);
         assert_eq!(news.ended, ["killed (h, process 7)"]);
         assert_eq!(named(&silence), ["hangs"]);
-        // A second one beside it replaces nobody, nor does one that began before the other was last peer of.
+        // A second one beside it replaces nobody, nor does one that began before the last report of the other.
         silence.sample(after(28), &[begun("new", 23_000, "h"), begun("second", 27_000, "h")]);
         silence.sample(after(29), &[begun("before", 500, "other")]);
         assert_eq!(silence.all().len(), 4, "hangs, new, second, before");

@@ -89,7 +89,8 @@ impl StrayLog {
         self.strays.values().filter(is_named).count()
     }
 
-    /// Forgets the differences that are over, and returns a line for each replica of which the log has named some.
+    /// Forgets the differences that are over, and returns a line for each replica whose differences the log has
+    /// named.
     fn ended(
         &mut self,
         now: Instant,
