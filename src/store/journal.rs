@@ -269,7 +269,7 @@ impl Journal {
         *lock(&self.writing_since) = None;
     }
 
-    /// Refuses calls, and those that wait, if the disk has not returned for this long. Returns whether it is so.
+    /// Refuses new and waiting calls if the disk has not returned for this long. Returns whether it refuses them.
     pub(super) fn refuse_after(&self, longest: Duration) -> bool {
         let since = lock(&self.writing_since);
         let is_stuck = since.is_some_and(|since| since.elapsed() >= longest);

@@ -141,7 +141,7 @@ pub(super) struct Queue {
     pub(super) reach: Duration,
     /// The instant until which the present reach is needed.
     pub(super) until: Micros,
-    /// The begin and the end of a gap in the queue that a turn has left which was given back; 0 if there is none.
+    /// The begin and the end of the gap in the queue where a turn was given back; 0 if there is none.
     pub(super) vacancy: (Micros, Micros),
 }
 

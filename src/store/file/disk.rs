@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), begun("three four"));
     }
 
-    /// Such as one of a volume that is mounted elsewhere.
+    /// For example a link to a volume that is mounted elsewhere.
     #[cfg(unix)]
     #[test]
     fn where_a_link_leads_the_file_is_replaced() {
@@ -317,7 +317,7 @@ mod tests {
         assert!(disk.append(b"four").is_err());
         disk.replace(&begun("five")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), begun("five"));
-        // Such as one that was copied over it.
+        // For example another store was copied over it.
         fs::write(&path, begun("old")).unwrap();
         assert!(disk.append(b"six").is_err());
         disk.replace(&begun("five")).unwrap();

@@ -49,8 +49,8 @@ impl MemoryStore {
         }
     }
 
-    /// Passes to `take` all entries to write with this batch, in parts, between which calls are decided. Without a
-    /// batch these are the states as they are, without their leases: then nothing may be decided any more.
+    /// Passes all entries of this batch to `take`, in parts; calls may be decided between the parts. Without a batch
+    /// the states are written without their leases: no call may be decided afterwards.
     ///
     /// # Errors
     /// The first error of `take`.

@@ -251,8 +251,8 @@ impl Link {
         Ok(Peer { connection, _driver: driver, at: at.clone(), run: fit::run(&server), number })
     }
 
-    /// A server that wants a password closes the connection on such a long request, and its error is lost. A short
-    /// request gets the error.
+    /// If a server requires a password, it closes the connection on such a long request, and its error is lost. A
+    /// short request gets the error.
     async fn hang_up_reason(&self, info: &ConnectionInfo, error: RedisError) -> RedisError {
         let asked = self.dial.clone().ask(info.clone(), redis::cmd("PING")).await;
         asked.err().filter(|why| why.code() == Some("NOAUTH")).unwrap_or(error)

@@ -268,7 +268,7 @@ impl Request<'_> {
         let mut spare = self.limits.jobs(self.costs) + 2;
         let mut edge = calendar.current(from);
         let mut edges = vec![edge];
-        // `Micros::MAX` is no edge, but there is none after it.
+        // `Micros::MAX` means that there is no further edge.
         while spare > 0 && edge < Micros::MAX {
             edge = calendar.next(edge);
             edges.push(edge);

@@ -181,7 +181,7 @@ fn what_replicas_tell_of_downstreams_is_kept() {
     assert_eq!(bench.answer(|store| store.history("d", Some("x"))).0.unwrap().len(), 2);
 }
 
-/// A name that is gone is not kept for ever, nor are its states.
+/// A downstream that is not used any more is not kept for ever, and its states are not.
 #[test]
 fn a_downstream_that_has_nothing_to_keep_is_left_out() {
     let (disk, (manual, clock)) = (SimDisk::default(), manual());

@@ -297,11 +297,12 @@ proptest! {
         let memory = MemoryStore::with_clock(Arc::clone(&clock));
         let mut bench = Bench::open(&disk, &clock);
         let mut held = vec![];
-        // A record that says nothing is not kept, nor when it began.
+        // A record with no content is not kept, so the instant at which it began would differ.
         differ(Step::Change(3), (&memory, &mut bench), (&limits, &mut held))?;
         for (step, millis) in steps {
             if let Step::Restart = step {
-                // The file has the instant itself. Memory takes one for another until a tick has passed, so both see one after it.
+                // The file has the instant itself. The memory cannot tell apart two instants within a tick, so both
+                // are read a tick later.
                 manual.set(manual.now().plus(TICK));
                 let expected = memory.read_record("d").now_or_never().unwrap().unwrap();
                 prop_assert_eq!(bench.answer(|store| store.read_record("d")).0.unwrap(), expected);
