@@ -26,7 +26,7 @@ pub enum TlsProblem {
         "has no certificate in it; give a file in PEM format, which has a line -----BEGIN CERTIFICATE-----"
     )]
     NoCertificate,
-    /// A section of the file is marked as a certificate, and is none.
+    /// A section of the file is marked as a certificate, but cannot be parsed.
     #[error("has a certificate in it that cannot be parsed ({0}); export it again, in PEM format")]
     Malformed(String),
     /// There is no private key in the file.
@@ -51,7 +51,7 @@ pub enum TlsProblem {
     /// The key was given without its certificate.
     #[error("needs cert_file, the certificate of the key, as well; give both, or neither")]
     WithoutCertificate,
-    /// The name is none that a certificate can have.
+    /// No certificate can have this name.
     #[error("is no name that a certificate can have; write a host name, or an address without a port")]
     Name,
     /// The system has no authorities.

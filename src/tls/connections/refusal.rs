@@ -145,8 +145,8 @@ impl Refusal {
         }
     }
 
-    /// What it means that the server ended the connection without an alert before it has accepted this client. It may as
-    /// well have failed, and may have taken what was sent to it.
+    /// What it means that the server ended the connection without an alert before it has accepted this client.
+    /// Perhaps it failed instead, and perhaps it received what was sent to it.
     pub(super) fn ended(error: &io::Error, shows_certificate: bool) -> Self {
         let perhaps = if shows_certificate {
             "perhaps it does not accept the client certificate in cert_file, or has no cipher or version of TLS in common \
@@ -194,7 +194,8 @@ impl Refusal {
         use AlertDescription as Alert;
         match (alert, has_certificate) {
             (Alert::CertificateRequired | Alert::NoCertificate, _) => Self::ClientCertificateMissing,
-            // Up to TLS 1.2 there is no alert that says so, and this one is sent for want of a cipher too.
+            // Up to TLS 1.2 no alert says that a certificate is missing, and this one also says that no cipher
+            // matches.
             (Alert::HandshakeFailure | Alert::BadCertificate, false) => {
                 Self::PerhapsClientCertificate { alert: format!("{alert:?}") }
             }
