@@ -34,7 +34,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(20);
 /// The header of the name that the user claims.
 const CLAIMED: &str = "paced-as";
-/// What to look at where nothing answers.
+/// What the user is asked where nothing answers.
 const IS_IT_THERE: &str = "does paced run there with admin.listen set?";
 
 /// A client of a daemon's admin API.
@@ -42,11 +42,11 @@ pub(super) struct Daemon {
     address: Address,
     /// The token of requests that change something; no other carries it.
     token: Token,
-    /// The token of requests that only look.
+    /// The token of requests that only read.
     read_token: Token,
     /// The name that the user claims.
     claimed: Option<HeaderValue>,
-    /// Whether the user knows whether tokens are sent in clear.
+    /// Whether the user was warned of tokens in clear text, or need not be.
     has_warned: AtomicBool,
 }
 
@@ -155,7 +155,8 @@ impl Daemon {
         let kept = if reads { &self.read_token } else { &self.token };
         let token = kept.get();
         let (mut status, mut answer) = self.send(method, (url, within), token.as_ref(), body).await?;
-        // Its file may have been replaced since it was read, as the daemon's was. What was refused was not carried out.
+        // The file of the token may have been replaced since it was read, as the daemon's was. A refused request was
+        // not carried out, so it may be sent again.
         if status == StatusCode::UNAUTHORIZED
             && let Some(refused) = &token
             && let Some(newer) = kept.read_again(refused).await
@@ -212,7 +213,7 @@ impl Daemon {
         Err(Failure::new(exit, format!("no answer from {base}: {trouble}")))
     }
 
-    /// The same failure, with what to do where a token for looking is wanted and none was sent.
+    /// The same failure, and what to do if reads need a token and none was sent.
     fn hint(&self, mut failure: Failure) -> Failure {
         if self.read_token.get().is_none() {
             failure.text += "; tools need it as admin.read_token (PACED_ADMIN__READ_TOKEN), because admin.token is sent \
@@ -242,7 +243,7 @@ impl Daemon {
             return;
         }
         let connected = timeout(ANSWER_TIMEOUT, connect(base)).await;
-        // Where nothing answers now, it may later, when there is no place to warn.
+        // The warning comes even if nothing answers now: later there is no place on the screen for it.
         self.warn_of_clear_text(connected.is_ok_and(|stream| stream.is_ok_and(|stream| is_local(&stream))));
     }
 }

@@ -72,7 +72,8 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
 
 /// Whether the replica that answers has the job of this id, or has parked it; `None` where it does not say so in time.
 async fn is_held(daemon: &Daemon, downstream: &str, id: &str) -> Option<bool> {
-    // It may be of an earlier version, and what looks may need another token. The cancellation needs neither.
+    // The search may fail: the daemon may be of an earlier version, or require a token for reads. The cancellation
+    // does not need it.
     let question = Question::Id(id.to_owned());
     let found = timeout(SEARCH, daemon.try_find(downstream, &question, false)).await.ok()?.ok()?;
     Some(!found.jobs.is_empty() || found.parked.is_some())

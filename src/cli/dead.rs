@@ -25,7 +25,7 @@ pub(super) async fn run(global: &Global, command: Command) -> Result<(), Exit> {
     }
 }
 
-/// The letters of one queue, and what people call them.
+/// The letters of one queue, and their names in messages.
 pub(super) struct Letters {
     pub(super) queue: DeadLetters,
     /// What one of them is.

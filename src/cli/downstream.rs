@@ -84,7 +84,7 @@ impl<'a> Orphan<'a> {
         Ok((jobs, self.queues.dead().await.map_err(out::failed)?))
     }
 
-    /// Fails where a replica serves the downstream, as far as the store knows. From now on the store knows its name.
+    /// Fails where a replica serves the downstream, as far as the store knows. Afterwards the store knows its name.
     async fn check_unserved(&self) -> Result<(), Exit> {
         let recalled = [Unserved { name: self.name.to_owned(), served_at: Micros(0) }];
         if self.store.is_none() || self.is_listed(&recalled).await? {
@@ -112,7 +112,7 @@ impl<'a> Orphan<'a> {
         let call = Served { prefix: &self.options.prefix, forgotten: Some(self.name), ..Served::default() };
         store.served(call).await.map_err(out::failed)?;
         let parked = store.note_parked(self.name, 0).await.map_err(out::failed)?;
-        // It is the last call.
+        // No other call follows, so the store can be closed.
         match tokio::time::timeout(PATIENCE, store.finish()).await {
             Ok(finished) => finished.map_err(out::failed)?,
             Err(_) => {
@@ -248,13 +248,13 @@ async fn delete(global: &Global, DeleteArgs { downstream, yes }: DeleteArgs) -> 
     }
     if !left.is_empty() {
         orphan.check_unserved().await?;
-        // What is in use now is so before anything is unbound.
+        // Nothing is unbound if a queue holds messages or is in use already.
         check_empty(&left)?;
     }
     let names: Vec<&str> = left.iter().map(|left| left.queue.as_str()).collect();
     if !yes && !names.is_empty() {
         confirm::confirm(format_args!("Delete {}?", names.join(", ")))?;
-        // The question may have stood for long.
+        // The user may have answered late, so all is checked again.
         let (mut left, dead) = orphan.left().await?;
         left.extend(dead);
         orphan.check_unserved().await?;

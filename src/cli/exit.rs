@@ -66,7 +66,7 @@ impl From<&paced::StoreError> for Exit {
         match error {
             paced::StoreError::Unauthorized { .. } => Self::Unauthorized,
             paced::StoreError::Invalid(_) => Self::Config,
-            // One that is not suitable is as good as none.
+            // A store that is not suitable counts as one that cannot be reached.
             _ => Self::Unavailable,
         }
     }

@@ -13,7 +13,7 @@ pub(super) use limits::least_left;
 const RESPONSE_LINES: usize = 6;
 const RESPONSE_WIDTH: usize = 200;
 
-/// A title and what it is of.
+/// A title and its text.
 pub(super) type Fact = (&'static str, String);
 
 /// All that is known of a downstream, the most important first.
@@ -29,7 +29,7 @@ pub(super) fn of(downstream: &Downstream, now: i64) -> Vec<Fact> {
     facts.extend(instants(downstream));
     facts.extend(failures(downstream, now));
     facts.extend(replicas(downstream));
-    // Names and reasons are foreign text, also where nobody thinks of it.
+    // Names and reasons are foreign text, so every text is escaped.
     facts.into_iter().map(|(title, text)| (title, out::printable(&text))).collect()
 }
 
@@ -64,7 +64,7 @@ pub(super) fn broker(state: &State) -> String {
     match state.amqp.lost.as_slice() {
         [] if state.amqp.connected && queues.is_empty() => "RabbitMQ ok".to_owned(),
         [] if state.amqp.connected => format!("RabbitMQ ok, but it does not confirm messages to {queues}"),
-        // A daemon of before says no more than what is lost.
+        // A daemon of an earlier version has no error, only what is lost.
         lost => {
             let trouble = state.amqp.error.clone().unwrap_or_else(|| lost.join(", "));
             format!("RabbitMQ AWAY ({})", out::printable(&trouble))

@@ -54,7 +54,7 @@ pub(super) struct Args {
 type Answers = BTreeMap<Field, String>;
 
 pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
-    // Nobody is asked for what would not be written.
+    // The user is not asked for answers that cannot be written.
     if let Some(file) = args.file.as_deref().filter(|file| !args.force && file.symlink_metadata().is_ok()) {
         return Err(exists(file));
     }
@@ -82,7 +82,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<(), Exit> {
         secrets.iter().map(|secret| (folder.join(secret.file), format!("{}\n", secret.text), 0o600));
     let mut files: Vec<(PathBuf, String, u32)> = secrets.collect();
     let token = folder.join(render::TOKEN_FILE);
-    // One that is there may be that of another configuration of this daemon.
+    // A file that exists may be that of another configuration of this daemon.
     if token.symlink_metadata().is_err() {
         let text = new_token().map_err(|error| {
             out::fail(Exit::Failed, format_args!("cannot read random bytes for a token: {error}"))
@@ -129,7 +129,7 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
             answers.insert(field, given.clone());
         }
     }
-    // A window or a quota may be all that the API has.
+    // The API may have only windows and quotas, and no rate.
     let has_no_pace = !args.limits.is_empty() && !answers.contains_key(&Field::Rate);
     if has_no_pace && answers.contains_key(&Field::Margin) {
         return Err(out::fail(Exit::Usage, "--margin: it is that of --rate; give that too"));
@@ -170,7 +170,7 @@ fn ask(field: Field, given: &Answers) -> Result<Option<String>, Exit> {
         let mut line = String::new();
         match io::stdin().lock().read_line(&mut line) {
             Ok(1..) => {}
-            // The end of the input, or an error of it.
+            // The input has ended, or cannot be read.
             _ => return Err(out::fail(Exit::Usage, "nothing was written")),
         }
         let answer = line.trim();
@@ -199,7 +199,7 @@ fn write(file: &Path, text: &str, mode: u32, force: bool) -> Result<(), Exit> {
         options.create_new(true)
     };
     let written = options.open(file).and_then(|mut opened| {
-        // One that was there has had other rights, perhaps.
+        // A file that existed may have other permissions.
         if force && mode == 0o600 {
             opened.set_permissions(fs::Permissions::from_mode(mode))?;
         }

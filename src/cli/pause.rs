@@ -84,7 +84,7 @@ async fn one<O: Serialize>(
     }
 }
 
-/// What is so after a change, for people.
+/// The state after a change, for people.
 pub(super) fn outcome(downstream: &str, changed: &Downstream) -> String {
     match changed.pause.as_ref().map(|pause| pause.until) {
         None => format!("{downstream} is resumed"),

@@ -128,13 +128,13 @@ pub(super) async fn run(global: &Global, args: Args) -> Result<(), Exit> {
     };
     let opening = async {
         let files = files::open(&args, wanted == Wanted::Nothing).await?;
-        // Last, so that no limits come into force for jobs that cannot be read.
+        // This is done last, so that no limits come into force for jobs that cannot be read.
         shared::agree(shared.as_ref()).await?;
         Ok::<_, Exit>(files)
     };
     let opened = tokio::select! {
         opened = opening => opened,
-        // Stdin has not had a line.
+        // No line of stdin has come yet.
         _ = signals.next() => Err(out::fail(Exit::Failed, "stopped before anything was sent")),
     };
     let Files { records, mut outcomes, output, total } = opened?;
@@ -236,7 +236,8 @@ async fn follow(
 /// The number of entries of the input, if it is known soon.
 async fn known(total: &Total, progress: &Progress) -> Option<u64> {
     let counted = || progress.entries().or_else(|| total.get());
-    // Without a wait where it is there: even the first tick of a timer may come later than the end of no patience.
+    // If the number is known, it is returned without any wait: with a patience of zero, the time-out may come before
+    // the first tick of the timer.
     if counted().is_some() || !total.is_expected() {
         return counted();
     }
@@ -259,7 +260,7 @@ fn unwritten(error: &io::Error) -> Exit {
     Exit::Failed
 }
 
-/// The way of the jobs.
+/// The parts through which the jobs go.
 struct Way {
     dispatcher: Dispatcher,
     /// The rules that the dispatcher has for jobs.
@@ -356,7 +357,7 @@ fn dispatcher(
             ..RetryPolicy::default()
         },
         max_wait: None,
-        // Its lines wait nowhere else.
+        // Lines cannot be parked.
         hold_max: Duration::MAX,
         // The store is in this process, so it is never away.
         on_unavailable: OnUnavailable::Hold,

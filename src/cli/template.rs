@@ -62,7 +62,7 @@ impl TableArgs {
                     Some(text) => rest.push((header.name.clone(), text.to_owned())),
                     None => cells.push((header.name.clone(), pattern)),
                 },
-                // Braces of its own.
+                // Its braces are no cell.
                 Err(_) => rest.push(plain(header)),
             }
         }

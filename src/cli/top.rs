@@ -65,7 +65,7 @@ pub(super) async fn run(global: &Global, args: &Args) -> Result<(), Exit> {
     }
 }
 
-/// Why it ends, but for the user's wish.
+/// Why it ends, if the user did not end it.
 enum End {
     Terminal(std::io::Error),
     /// The daemon refuses this user, which will not change by itself.
@@ -78,7 +78,7 @@ impl From<std::io::Error> for End {
     }
 }
 
-/// Shows the state until the user leaves. Returns what came of a change that was under way then.
+/// Shows the state until the user leaves. Returns the result of a change that was under way then.
 async fn watch(
     screen: &mut Screen,
     mut input: Input,
@@ -115,7 +115,7 @@ async fn watch(
                         view.on_answer(&answered, wall_now().0 / 1000);
                         state = Some(answered);
                     }
-                    // Wrong tokens are counted: to continue would have this address refused for everybody on it.
+                    // Wrong tokens are counted: more requests would block this address for everybody on it.
                     Err(failure) if failure.exit == Exit::Unauthorized => return Err(End::Refused(failure)),
                     Err(failure) => view.on_failure(failure.text),
                 }
@@ -125,7 +125,7 @@ async fn watch(
             _ = ticks.tick() => {}
         }
     }
-    // The user has ordered the change, and is to know what came of it. There is a time-out.
+    // The user must learn the result of the change. The wait has a time-out.
     Ok(change.await)
 }
 

@@ -78,9 +78,9 @@ impl Files {
         }
     }
 
-    /// The daemon of the own configuration is asked at an address that its certificate need not have, by an authority that
-    /// need not be known here. But the configuration names its certificate: so exactly that one is trusted, unless an authority is
-    /// named.
+    /// For the daemon of the own configuration, the certificate need not have the address that is used here, and its
+    /// authority need not be known here. But the configuration names the file of the certificate: exactly that
+    /// certificate is trusted, unless an authority is named.
     fn options(self, certificate: Option<&Path>) -> TlsOptions {
         let mut options = TlsOptions::default();
         match (self.ca_file, certificate) {

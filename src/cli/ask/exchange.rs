@@ -43,7 +43,7 @@ fn is_same_machine(peer: IpAddr, local: IpAddr) -> bool {
     peer.to_canonical().is_loopback() || peer.to_canonical() == local.to_canonical()
 }
 
-/// Whether the URL has a name or an address that is this machine's, wherever it is.
+/// Whether the host of the URL means this machine on any machine, as `localhost` does.
 pub(super) fn names_this_machine(url: &Url) -> bool {
     match url.host() {
         Some(Host::Ipv4(address)) => address.is_loopback(),

@@ -167,7 +167,7 @@ impl Simulation {
                     continue;
                 }
                 if let Some(reason) = first.ended(refusal.slot) {
-                    // As many others as are equal wait at least as long.
+                    // The jobs that are equal to it wait at least as long.
                     self.end(row, place, first.times, reason);
                     continue;
                 }
@@ -250,7 +250,7 @@ impl Simulation {
     }
 }
 
-/// What a turn led to.
+/// The result of a turn.
 enum Turn {
     Released,
     /// The next slot, if any job waits for one.

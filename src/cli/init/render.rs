@@ -128,7 +128,7 @@ pub(super) fn check(field: Field, answer: &str, given: &Answers) -> Result<(), S
     let others = [
         (Field::Downstream, "billing"),
         (Field::BaseUrl, "http://localhost/"),
-        // No margin that is meant is as long as this period. The two are checked together once both are known.
+        // A period that is longer than any sensible margin. Rate and margin are checked together once both are known.
         (Field::Rate, "1/180d"),
         (Field::Broker, "amqp://127.0.0.1/"),
         (Field::Store, "memory:"),

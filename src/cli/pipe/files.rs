@@ -41,7 +41,7 @@ impl Total {
     }
 
     fn set(&self, total: u64) {
-        // Only one of those that count has this total.
+        // Only one task counts for this total.
         let _ = self.count.set(total);
     }
 }

@@ -138,7 +138,7 @@ fn last_text(view: &View) -> Option<(String, Style)> {
     Some((out::printable(&text), style))
 }
 
-/// The lines that it takes, with one for words that do not fill a line. Of a longer text the end is cut.
+/// The lines that the text takes, with one more because words do not fill lines. The end of a longer text is cut.
 fn last_height(view: &View, width: u16) -> u16 {
     const MOST: usize = 4;
     let lines = |text: &str| Line::raw(text).width().div_ceil(usize::from(width.max(1)));

@@ -50,7 +50,7 @@ impl Taken {
         if !self.0.swap(false, Ordering::SeqCst) {
             return;
         }
-        // What a terminal that has gone looks like does not matter, and neither call depends on the other.
+        // A terminal that is gone need not be restored, and neither call depends on the other.
         let _ = disable_raw_mode();
         let _ = execute!(stdout(), LeaveAlternateScreen, Show);
     }

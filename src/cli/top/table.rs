@@ -124,7 +124,7 @@ fn binds(downstream: &Downstream, is_wide: bool) -> String {
     match (&downstream.health.failing, is_wide) {
         (None, _) if is_paused_at_rest(downstream) => "paused".to_owned(),
         (Some(failing), true) => format!("FAILS: {}; {}", failing.kinds(), binding.text),
-        // There is no room for a count: one that is cut would be another one.
+        // There is no room for a count: a number that is cut would be a wrong number.
         (Some(failing), false) => {
             let most_frequent = failing.kinds.first().map_or(&failing.kind, |known| &known.kind);
             format!("FAILS {most_frequent}")

@@ -14,7 +14,7 @@ const PATIENCE: i64 = 5_000;
 /// The longest filter, in characters.
 const LONGEST_FILTER: usize = 64;
 
-/// What is on the screen, but for the state of the daemon.
+/// What is on the screen, except the state of the daemon.
 ///
 /// | mode | key | next mode |
 /// |---|---|---|
@@ -85,12 +85,12 @@ pub(super) enum Order {
 /// What came of a change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Last {
-    /// Nothing that the user has not seen.
+    /// There is no result that the user has not seen.
     #[default]
     None,
     UnderWay(Change),
     Done(String),
-    /// It was refused, or cannot be, or nobody knows.
+    /// It was refused or impossible, or its result is not known.
     Failed(String),
 }
 
@@ -187,7 +187,7 @@ impl View {
             _ if has_control => {}
             _ if key.code == KeyCode::Char('q') => return Wish::Leave,
             Mode::Details => self.on_details_key(key.code, state, height),
-            // A filter that was set is lifted first.
+            // The first Esc only removes a filter.
             Mode::Table if key.code == KeyCode::Esc && self.filter.is_empty() => return Wish::Leave,
             Mode::Table => self.on_table_key(key.code, state, height),
         }
@@ -288,7 +288,7 @@ impl View {
         }
     }
 
-    /// Keeps the selected one so where the first is, which may be another one soon.
+    /// Keeps the selection on its downstream: the first one is selected by default, and may soon be another one.
     fn keep_selected(&mut self, state: Option<&State>) {
         let shown = state.map(|state| self.shown(state)).unwrap_or_default();
         if let Some(downstream) = shown.get(self.selected(&shown)) {
@@ -325,7 +325,7 @@ fn urgency(downstream: &Downstream) -> u8 {
 /// How far a key moves.
 fn steps(code: KeyCode, height: u16) -> Option<i64> {
     const FAR: i64 = i64::MAX / 2;
-    // All but the table takes about this many lines.
+    // Everything except the table takes about this many lines.
     let page = i64::from(height.saturating_sub(8).max(1));
     Some(match code {
         KeyCode::Up | KeyCode::Char('k') => -1,
