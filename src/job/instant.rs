@@ -88,13 +88,13 @@ fn form(value: &Value) -> Option<Form> {
 
 /// A bare number with a fraction, such as the seconds of Python's `time.time()`.
 fn fraction(number: f64) -> Option<Form> {
-    // Doubles above 2^53 skip integers, and are no time that anybody means.
+    // Doubles above 2^53 skip integers, and no producer means such an instant.
     if let Some(number) = whole(number) {
         return Some(Form::Number { micros: number.saturating_mul(MICROS) });
     }
     #[expect(clippy::cast_possible_truncation, reason = "a number with a fraction is below 2^53")]
     (number.is_finite() && number.fract() != 0.0).then(|| {
-        // Apart, since the product would be beyond 2^53.
+        // The two parts are converted apart: the whole product would be above 2^53.
         let (units, rest) = (number.trunc() as i128, (number.fract() * 1e6).round() as i128);
         Form::Number { micros: units * MICROS + rest }
     })

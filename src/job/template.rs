@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// All but the characters that a path has unencoded everywhere (RFC 3986, unreserved).
+/// All characters except those that a path has unencoded everywhere (RFC 3986, unreserved).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// What the rows of a table become, besides what columns of known names say.

@@ -19,7 +19,7 @@ impl Limit {
     /// The state charged with what the limit releases within `span`, at the end of it; the state itself where that is less
     /// than one unit.
     ///
-    /// `state` is one of the present numbers, as [`Limit::adopt`] returns it.
+    /// `state` has the present numbers, as [`Limit::adopt`] returns it.
     pub(crate) fn leased(&self, state: &State, span: Duration) -> State {
         let (units, last) = (whole_units(self.rate(), span), state.last.plus(span));
         if units == 0 {
@@ -32,7 +32,7 @@ impl Limit {
         match units.min(self.standing(state, last).remaining) {
             0 => state.clone(),
             cost => {
-                // With this frontier no entry is dropped that a later state has.
+                // With this frontier the commit drops no entry that a later state still has.
                 let whole = State { last: Micros(0), level: state.level.clone() };
                 self.commit(&whole, last, u32::try_from(cost).unwrap_or(u32::MAX))
             }
@@ -60,11 +60,11 @@ impl Limit {
         }
         match (self.algorithm, &wide.level, &state.level) {
             (_, Level::Tat(more, of), Level::Tat(tat, under)) => {
-                // Under another rate what is pending behind the latest slot changes in length.
+                // Under another rate the units that are pending after the latest slot take another time.
                 of == under && more >= tat && pending(*more, wide) >= pending(*tat, state)
             }
             (_, Level::Window(more), Level::Window(window)) => {
-                // Behind its end nothing of a window counts.
+                // After the end of a window its units do not count.
                 wide.last >= window.end || (more.used >= window.used && more.end >= window.end)
             }
             (Algorithm::SlidingWindow(_), Level::Buckets(more), Level::Buckets(buckets)) => {
@@ -87,8 +87,8 @@ fn whole_units(rate: Rate, span: Duration) -> u64 {
     u64::try_from(units).unwrap_or(u64::MAX)
 }
 
-/// Whether there are as many units in `wide` as in `narrow` from each instant (or bucket) on: both are in ascending order.
-/// As units count the less the older they are, there are then never fewer that count.
+/// Whether there are as many units in `wide` as in `narrow` from each instant (or bucket) on: both are in ascending
+/// order. Older units count less. So at no instant do fewer units count in `wide` than in `narrow`.
 fn dominates<T: Ord>(wide: &[(T, u64)], narrow: &[(T, u64)]) -> bool {
     let (mut rest, mut more, mut less) = (wide.iter().rev().peekable(), 0_u64, 0_u64);
     narrow.iter().rev().all(|(at, units)| {

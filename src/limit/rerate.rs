@@ -19,7 +19,7 @@ pub enum Problem {
     /// The limit's windows have one length, so they cannot be months.
     #[error("its windows are equally long, and months are not; use days, such as 1000/30d")]
     Month,
-    /// The limit was given several times, and its count is less than one unit each.
+    /// The limit was given several times, and the count does not hold one unit for each.
     #[error("the limit is there several times and would not hold a unit for each; use a higher count")]
     NoUnit,
 }

@@ -38,9 +38,10 @@ impl LimitSet {
         even.map(Limit::rate).map(Rate::interval).max().unwrap_or_else(|| self.rate().interval())
     }
 
-    /// How late a slot may be at the last look at the clock, where slots lie T apart: max(min(T, 50 ms), T/10, 5 ms), less
-    /// [`HAND_OVER`]. Up to 200/s the job is handed over within T of its slot, so that at most one job more than the limits
-    /// allow is released in any window. It is a tenth of T where T is long, since a slow limit has few slots to give up.
+    /// How late a slot may be at the last reading of the clock: max(min(T, 50 ms), T/10, 5 ms), less [`HAND_OVER`],
+    /// where slots lie T apart. Up to 200/s the job is handed over within T of its slot, so that at most one job more
+    /// than the limits allow is released in any window. It is a tenth of T where T is long, since a slow limit has
+    /// few slots to give up.
     pub(crate) fn tolerance(&self) -> Duration {
         let interval = self.spacing();
         interval.min(INTERVAL_TOLERANCE).max(interval / 10).max(LEAST_TOLERANCE) - HAND_OVER
