@@ -15,8 +15,8 @@ pub struct LaneRules {
     /// name. A limit of a plan that is not named here has one state for each value of `fair_by`, and any other limit
     /// one for each lane.
     pub per: BTreeMap<String, Vec<usize>>,
-    /// The parts whose values wait alone where the downstream throttles a job of theirs, as indices into `parts`. Without any
-    /// all jobs of the downstream wait.
+    /// If the downstream throttles a job, only jobs with the same values of these parts wait; indices into `parts`.
+    /// Without any part, all jobs of the downstream wait.
     pub pause_per: Vec<usize>,
     /// The weights of values of `fair_by`: how much more than others they get; 1 where they are not named.
     pub weights: BTreeMap<String, u32>,

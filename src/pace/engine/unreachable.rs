@@ -37,8 +37,9 @@ impl<W: Waiter> Engine<W> {
     /// the ones that wait longest; of plans and lanes, the last ones. Their limits are used up, or release fewer in
     /// that time than wait for them here.
     ///
-    /// Waiters that would give up before that are refused. Where nobody knows how long a lane waits, none is, and
-    /// those that would give up wait for half of the time that they have, which may be less than `patience`.
+    /// Waiters that would give up before that are refused. If the wait of a lane is only guessed, none of its waiters
+    /// is refused; those that would give up wait elsewhere for half of the time that they have, which may be less
+    /// than `patience`.
     ///
     /// The instants for plans and lanes are estimates by the number of waiters taken before: other replicas may have
     /// waiters of the same plans and lanes. Waiters of the downstream's own lane stay, since they block no runnable

@@ -13,8 +13,8 @@
 //! | `Local`, `Open`, `Rejoining` | other settings: hold, or `local` while nothing is known of the shared pace | `Held` |
 //! | `Local`, `Open` | other settings: the other of the two | `Open`, `Local` |
 //!
-//! Slots are requested from the store in `Shared` and `Held` (in `Held` each time that the back-off is over), and from
-//! the local pace in `Local` and in `Rejoining` from it. In `Open`, releases are not limited.
+//! Slots are requested from the store in `Shared` and `Held` (in `Held` each time that the back-off is over), and
+//! from the local pace in `Local`, and in `Rejoining` after `Local`. In `Open`, releases are not limited.
 
 use std::time::Duration;
 

@@ -80,7 +80,7 @@ struct Stored {
     adopted_at: Micros,
     /// The instant at which the first rate of an operator expires.
     next_end: Option<Micros>,
-    /// Whether the instant of its loading compares with those of others: not after a step back of the clock.
+    /// Whether its instant of loading compares with others; false after the clock stepped back.
     is_comparable: bool,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Adopted {
     pub(crate) settings: Settings,
     /// Whether a rate that an operator set is among them.
     pub(crate) is_override: bool,
-    /// Of the first ones that this replica learns of, whether they are its own and replaced others.
+    /// Whether the first terms that it learns of are its own and replaced others; `None` for later ones.
     pub(crate) has_replaced: Option<bool>,
 }
 
@@ -199,7 +199,7 @@ impl Agreement {
         }
     }
 
-    /// Handles that the store's clock stepped back: instants before are not earlier than those that follow.
+    /// Handles that the store's clock stepped back: instants from before the step cannot be compared with later ones.
     pub(crate) const fn on_stepped_back(&mut self) {
         if let Some(known) = &mut self.known {
             known.is_comparable = false;
@@ -288,7 +288,7 @@ impl Agreement {
     fn newer_than(&self, generation: u64, text: &str, now: Micros) -> Option<String> {
         let known =
             self.known.as_ref().filter(|known| known.is_comparable && known.generation < generation)?;
-        // An instant to come is one of a clock that has stepped back since.
+        // An instant in the future is from before a step back of the clock.
         let loaded_at = known.terms.loaded().map(|origin| origin.at).filter(|at| *at <= now)?;
         let stored = Terms::parse(text).ok()?;
         let is_older = stored.loaded()?.at < loaded_at;

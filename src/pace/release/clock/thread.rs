@@ -97,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// Locks the alarms. Nothing panics while it holds the lock, so a poisoned one is as good as any.
+    /// Locks the alarms. Nothing panics while it holds the lock, so a poisoned lock is used as it is.
     fn lock(&self) -> MutexGuard<'_, Alarms> {
         self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
     }
