@@ -45,7 +45,7 @@ struct Trouble {
     last: Option<Instant>,
     /// Until when nothing is written.
     rests_until: Option<Instant>,
-    /// By the kind of the reason.
+    /// What the log has said, by the kind of the reason.
     episode: Episode<Discriminant<Unkept>>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Waiting {
     extent: Extent,
 }
 
-/// All of a message but its body, as lines and rows make it.
+/// A message of a line or row, without its body.
 #[derive(Serialize, Deserialize)]
 struct Head {
     id: Option<String>,
@@ -73,7 +73,7 @@ struct Head {
 
 #[derive(Serialize, Deserialize)]
 enum Field {
-    /// As text, since JSON has no such long numbers.
+    /// As text, since numbers in JSON are not as long.
     Integer(String),
     /// The bits.
     Float(u64),
@@ -141,7 +141,7 @@ impl Later {
 impl Trouble {
     /// Notes that a job was kept. Returns true.
     fn went_well(&mut self) -> bool {
-        // At a bound some are kept, as others go.
+        // At a bound some jobs are kept and others are not, so this waits until all are kept for a while.
         let is_calm = self.last.is_none_or(|last| last.elapsed() >= CALM);
         if is_calm && self.episode.end() {
             tracing::info!("jobs for later are kept in temporary files again");
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(later.take().expect("due").1.expect("read"), binary);
     }
 
-    /// Also where one job of the first file stays, so that nothing can be cut off at its end.
+    /// One job of the first file stays, so that the file cannot be freed.
     #[tokio::test(start_paused = true)]
     async fn the_space_of_jobs_that_went_is_freed() {
         let files = Files::within(Bounds { file: 4_000, bytes: 20_000, jobs: 50 });

@@ -142,7 +142,7 @@ impl Record {
             Ending::Delivered => Kind::Delivered,
             Ending::Cancelled => Kind::Cancelled,
             Ending::Failed(Reason::Rejected) => Kind::Rejected,
-            // The same reason after an attempt is the sink's verdict.
+            // After an attempt the same reason comes from the answer.
             Ending::Failed(reason) if reason.is_rejection() && self.report.attempts == 0 => Kind::Rejected,
             Ending::Failed(_) => Kind::Dead,
         }

@@ -347,7 +347,7 @@ impl Ticket for InputTicket {
         self.settle(Ending::Delivered, report);
     }
 
-    /// Only jobs that were cancelled come here: lines are not delivered again.
+    /// Only cancelled jobs are discarded here: no broker delivers a line a second time.
     fn discard(mut self: Box<Self>, report: Report) {
         self.settle(Ending::Cancelled, report);
     }

@@ -74,7 +74,7 @@ struct Part {
     jobs: u64,
 }
 
-/// The place of a job: all but its body, and the body.
+/// The place of a job: its message without the body, and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Extent {
     file: u32,
@@ -116,7 +116,7 @@ impl Files {
             .write_all_at(head, part.end)
             .and_then(|()| part.file.write_all_at(body, part.end + start));
         if let Err(error) = written {
-            // What was written of it may be what another needs.
+            // The part that was written takes room on the disk that another job may need.
             let _ = part.file.set_len(part.end);
             if part.jobs == 0 {
                 entry.remove();
@@ -131,7 +131,7 @@ impl Files {
         Ok(extent)
     }
 
-    /// Takes a job out, once: all but its body, and the body. It blocks for a moment.
+    /// Takes a job out, once: its message without the body, and the body. It blocks for a moment.
     ///
     /// # Errors
     /// It cannot be read back, and is lost.
@@ -188,7 +188,7 @@ impl Part {
         Ok((first, second))
     }
 
-    /// Has it written to from its start again.
+    /// Empties it: the next write begins at its start.
     fn empty(&mut self) -> io::Result<()> {
         self.end = 0;
         self.file.set_len(0)
