@@ -132,7 +132,7 @@ pub enum TermsError {
         /// The problem, and what would be right.
         problem: Problem,
     },
-    /// As many values have something set as may.
+    /// The largest number of values already has something set.
     #[error("for {} values that is set already, which is the most; unset one of them", MAX_VALUES)]
     TooManyValues,
 }

@@ -330,7 +330,7 @@ impl Policy {
 
     /// Tries whether the store can be reached again.
     async fn try_again(self: Arc<Self>) {
-        // It is on the server that has the states of the limiter.
+        // The record is on the server that has the states of the limiter.
         let read = self.store.read_record(&self.downstream).await;
         // Any answer shows that it can be reached.
         let outcome = read.map(drop).or_else(|error| if error.is_away() { Err(error) } else { Ok(()) });

@@ -195,12 +195,11 @@ impl Shaper {
     /// Reserves the next slot for `key`, at cost 1, however far ahead up to `max_wait`. It never waits for the slot
     /// itself.
     ///
-    /// Slots far ahead would starve callers that wait for theirs in order. So while anybody does, by [`Shaper::acquire`]
-    /// here or in another process, or as a daemon, those
-    /// who reserve in this process take turns with them: together they have one slot at a time, within the horizon, or
-    /// as much further ahead as a higher cost has to reach. Others are refused; the error says when to ask again. A
-    /// caller that takes slot after slot counts as waiting for one more second. If a pace is shared, prefer
-    /// [`Shaper::acquire`].
+    /// Slots far ahead would starve callers that wait for theirs in order. So while a caller waits, by
+    /// [`Shaper::acquire`] here or in another process, or in a daemon, those who reserve in this process take turns
+    /// with it: together they have one slot at a time, within the horizon, or as much further ahead as a higher cost
+    /// has to reach. Others are refused; the error says when to ask again. A caller that takes slot after slot counts
+    /// as waiting for one more second. If a pace is shared, prefer [`Shaper::acquire`].
     ///
     /// Cancel safe: a slot that was granted to a dropped future is given back unless a later one was taken by then.
     /// Others in the same call are not affected.

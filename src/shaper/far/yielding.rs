@@ -82,8 +82,9 @@ impl Yielding {
         }
         let begins = match booking.next {
             NextTurn::At(turn) => {
-                // A caller that waits for one slot after the other asks without a turn once the next slot is as near.
-                // These calls would always be second. Earlier than by half an interval they would be refused.
+                // A caller that waits for one slot after the other calls without a turn once the next slot is that
+                // near, so calls at the same instant would always come second. Therefore these are made earlier, by
+                // half an interval at most: still earlier ones would be refused.
                 let early = (turn.lead / 8).min(turn.spacing / 2);
                 at = at.min(when(turn.ask_at().minus(early)));
                 turn.begins
@@ -137,7 +138,7 @@ impl Yielding {
         if asker.turn.is_some() {
             let scope = Scope { downstream: &self.settings.downstream, key: "" };
             let call = Reserve::new(scope, &self.settings.limits, Costs::Each(&[]), Duration::ZERO);
-            // One that the store does not take back costs a slot.
+            // If the store does not take the turn back, a slot stays unused.
             let _ = store.reserve(Reserve { asker: Some(asker), ..call }).await;
         }
     }
