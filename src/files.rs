@@ -47,7 +47,7 @@ impl Stamp {
         (self.inode.0, self.inode.1) == (other.inode.0, other.inode.1)
     }
 
-    /// Elsewhere a file that was replaced looks as one that was rewritten.
+    /// On other systems a replaced file looks like a rewritten one.
     #[cfg(not(unix))]
     const fn is_same_file(&self, _: &Self) -> bool {
         true

@@ -227,8 +227,8 @@ impl<T> Turn<T> {
         result
     }
 
-    /// Makes the value anew, and puts it in use unless its source was replaced meanwhile. The stamps are those that the files
-    /// had before they were read, and are changed where files are read again since one has changed meanwhile.
+    /// Makes the value anew, and puts it in use unless its source was replaced meanwhile. `stamps` are those of the
+    /// files before they were read. They are updated if the files are read again because one changed meanwhile.
     fn make(&self, stamps: &mut Stamps) -> Result<bool, String> {
         let old = Arc::clone(&lock(&self.in_use).value);
         let Some(value) = self.read_settled(&old, stamps)? else { return Ok(false) };

@@ -93,7 +93,7 @@ impl Codings {
     /// Decodes a body, `most` bytes of it at most. From a body that is not whole it returns what the beginning
     /// decodes to.
     ///
-    /// Cancel safe: what was begun ends by itself.
+    /// Cancel safe: work that was begun ends by itself.
     pub(super) async fn decode(self, body: Bytes, most: usize, is_whole: bool) -> Result<Bytes, CodingError> {
         let Some(&last) = self.0.last() else { return Ok(body) };
         // The semaphore is never closed.
@@ -143,7 +143,7 @@ fn zstd<'r>(from: Box<dyn Read + 'r>) -> io::Result<Box<dyn Read + 'r>> {
     Ok(Box::new(decoder))
 }
 
-/// A decoder that could not be made.
+/// Stands for a decoder that could not be made: each read fails.
 struct Failed(io::ErrorKind);
 
 impl Read for Failed {

@@ -27,7 +27,7 @@ type Allowed = Result<vec::IntoIter<SocketAddr>, Box<dyn Error + Send + Sync>>;
 
 /// Resolves the host by the system's resolver, as other programs do.
 pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
-    // The port is the connector's business: 0 is replaced.
+    // The connector replaces the port 0.
     Ok((host, 0).to_socket_addrs()?.collect())
 }
 
@@ -35,7 +35,8 @@ pub(super) fn system(host: &str) -> io::Result<Vec<SocketAddr>> {
 /// connection was given up; all downstreams share these threads.
 const MOST_LOOKUPS: usize = 8;
 
-/// How long ago a lookup may have begun whose result a new connection waits for. After that it may hang, and another one may not.
+/// A new connection waits for a lookup in progress if it began within this time. An older one may hang where a new
+/// one does not.
 const JOINED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A lookup, for all that wait for it. An error is its text.

@@ -109,7 +109,7 @@ pub struct OAuth2Client(Arc<Shared>);
 
 struct Shared {
     asker: Asker,
-    /// The last token, which may have ended.
+    /// The last token, which may have expired.
     token: RwLock<Option<Arc<Token>>>,
     state: Mutex<State>,
     /// Changes at the end of each request.
@@ -128,7 +128,7 @@ struct State {
     /// The requests in a row that failed, and the error of the last one.
     failures: u32,
     error: Option<TokenError>,
-    /// When a token was last given up because it was refused, and how long none is after that.
+    /// When a token was last given up because it was refused, and how long after that no other one is given up.
     refused: Option<(Instant, Duration)>,
 }
 

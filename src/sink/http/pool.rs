@@ -31,7 +31,7 @@ pub(super) const WARM_RETRY: Duration = SECOND;
 const SINGLE_USES: u8 = 2;
 const MOST_SINGLE_USES: u8 = 4;
 
-/// How much younger than the bound the youngest connections end, as a divisor.
+/// Connections end before the bound, at random: by up to the bound divided by this.
 const AGE_JITTER: u32 = 5;
 
 /// A connection, and whether it was idle in the pool: then its server may have closed it unnoticed.
@@ -195,7 +195,7 @@ impl Pool {
         }
         state.waiting.retain(|waiting| !waiting.is_closed());
         let is_too_soon = state.no_spare_before.is_some_and(|at| now < at);
-        // Without a runtime there is nobody who could send either.
+        // Without a runtime no job can be sent either.
         if ready < connections && !is_too_soon && Handle::try_current().is_ok() {
             let coming = state.opening.saturating_sub(state.waiting.len());
             (ready + coming..connections).for_each(|_| self.0.open(&mut state));

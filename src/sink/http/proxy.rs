@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// What comes of an answer to CONNECT, and the request.
+    /// The result of this answer to CONNECT, and the request.
     async fn tunnel(answer: &[u8]) -> (Result<(), String>, String) {
         let (near, mut far) = duplex(64 * 1024);
         let proxy = Proxy::parse("http://me:pw@proxy:3128").unwrap();

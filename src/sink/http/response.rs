@@ -47,7 +47,7 @@ pub(super) async fn outcome(mut answer: Answer, wanted: Wanted<'_>) -> (Outcome,
         decide(wanted.answers, &answered.repeating(wanted.repeats_unanswered))
     };
     let by_head = if is_kept { None } else { Some(decided(answer.head.headers(), None)) };
-    // What the head alone says is no success need not end.
+    // If the head alone shows that the answer is no success, its body is not read to the end.
     let reads_on = status.is_success() && by_head.is_none_or(|decision| decision.is == Meaning::Delivered);
     let read = match (reads_on, is_kept) {
         (true, _) => Some(answer.read_on(if is_kept { MAX_BODY } else { 0 }, wanted.closing).await),
@@ -115,7 +115,7 @@ async fn count_delivery(answer: &mut Answer, read: Option<&Read>, is_delivery: b
     }
 }
 
-/// What people should know of an answer besides what it means.
+/// What people should know about an answer besides its meaning.
 #[derive(Default)]
 struct Remark(Vec<String>);
 
@@ -178,7 +178,7 @@ async fn finish_sending(answer: &mut Answer) -> Result<(), Outcome> {
     Err(Outcome::Retry { reason, detail, status: None, after: None, response: None })
 }
 
-/// The outcome of an answer with this status, about which this was decided.
+/// The outcome of an answer with this status and this decision.
 fn judged(status: StatusCode, decision: Decision, response: Option<Response>, remark: Remark) -> Outcome {
     let Decision { is, wait, by } = decision;
     let (code, remark) = (status.as_u16(), remark.text());

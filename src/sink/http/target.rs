@@ -26,7 +26,7 @@ pub struct TargetFiles {
     pub name: String,
     /// The files. They are read again when one of them was replaced or rewritten, also through a symbolic link.
     pub files: Vec<PathBuf>,
-    /// Reads all of it, what has no file too.
+    /// Reads everything again, including what is in no file.
     pub read: ReadTarget,
 }
 
@@ -62,7 +62,7 @@ pub struct Target {
     in_use: Reloaded<Current>,
 }
 
-/// How connections are opened, wherever they lead.
+/// The options of connections that do not depend on the host.
 struct Dialling {
     timeout: Duration,
     max_age: Duration,

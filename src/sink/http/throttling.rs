@@ -92,7 +92,7 @@ impl Quota {
         let date = text(headers, &DATE);
         let reset_of = |name: &str| {
             let field = |name: &str| reset_after(headers.get(name)?.to_str().ok()?, date);
-            // It is the more exact one.
+            // The field with `-after` is more exact.
             field(&format!("{name}-after")).or_else(|| field(name))
         };
         let (mut quota, mut resets) = (Self::default(), None);
@@ -109,7 +109,7 @@ impl Quota {
                 resets = resets.max(reset_of(name.strip_suffix("-after").unwrap_or(name)));
             }
         }
-        // Some name one reset for all kinds.
+        // Some APIs have one reset for all kinds.
         if quota.is_used_up && quota.reset.is_none() || !quota.is_used_up && !quota.has_rest {
             quota.reset = resets;
         }

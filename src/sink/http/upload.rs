@@ -146,8 +146,8 @@ impl Drop for Payload {
 
 /// A socket whose flushes are noted.
 ///
-/// It does not report that a write failed: a server that answers early and closes makes writes fail
-/// before its answer is read. What is wrong with a connection shows when it is read from, too.
+/// It does not report that a write failed: a server that answers early and closes makes writes fail before its answer
+/// is read. An error of the connection appears on the next read too.
 pub(super) struct Watched<T> {
     io: T,
     upload: Arc<Upload>,

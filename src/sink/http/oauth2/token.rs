@@ -79,7 +79,7 @@ mod tests {
             assert!(!token.is_due(after(renewed - 0.001)) && token.is_due(after(renewed + 0.001)));
             assert!(token.is_usable(after(89.9), true) && !token.is_usable(after(90.1), false));
         }
-        // However long it lives, the margin is no longer than it has to be.
+        // For a long-lived token too, the margin has an upper bound.
         let token = token(start, Duration::from_secs(3600), 0.5);
         assert!(token.is_usable(after(3589.0), false) && !token.is_usable(after(3591.0), false));
         assert!(
