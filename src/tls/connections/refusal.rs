@@ -12,7 +12,7 @@ use crate::tls::TlsOptions;
 /// The most names of a certificate that are shown.
 const MOST_NAMES: usize = 4;
 
-/// What a server also means by an alert that names no reason.
+/// Another possible reason of an alert that names none.
 const OR_CIPHERS: &str =
     "or it has no cipher in common with paced, which needs TLS 1.3, or TLS 1.2 with forward secrecy (ECDHE)";
 
@@ -88,7 +88,7 @@ pub(crate) enum Refusal {
 pub struct Refused {
     /// What is wrong, and what would be right.
     pub text: String,
-    /// Whether it is the server that does not accept this client.
+    /// Whether the server refused this client, and not the other way round.
     pub is_of_client: bool,
 }
 

@@ -20,7 +20,7 @@ pub(super) const fn is_end(kind: io::ErrorKind) -> bool {
 #[derive(Debug)]
 pub(super) struct Transport<S> {
     inner: S,
-    /// Whether the handshake is over: then writes fail as they do.
+    /// Whether the handshake is over: then errors of writes are returned at once.
     is_open: bool,
     /// The error of the first write that failed in the handshake, until a read has returned it.
     failed: Option<io::Error>,

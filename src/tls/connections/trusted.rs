@@ -1,4 +1,4 @@
-//! Trust in the authorities of a file, and in each certificate that stands in it itself.
+//! Trust in the authorities of a file, and in each certificate in it.
 
 use std::sync::Arc;
 

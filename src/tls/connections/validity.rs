@@ -83,8 +83,8 @@ impl Validity {
         (within < SOON).then_some(Concern::EndsSoon { at: self.not_after, within })
     }
 
-    /// Whether less than a third of its time is left. What renews certificates by itself has done so by then, however
-    /// short they live.
+    /// Whether less than a third of its time is left. A tool that renews certificates has done so by then, also for
+    /// certificates with a short life.
     #[must_use]
     pub fn is_overdue(self, now: Micros) -> bool {
         let lifetime = self.not_after.saturating_sub(self.not_before);
@@ -111,7 +111,7 @@ fn of_one(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let Some(CertificateError::ExpiredContext { not_after, .. }) = problem_at(u64::MAX) else { return None };
     let not_before = match problem_at(0) {
         Some(CertificateError::NotValidYetContext { not_before, .. }) => not_before.as_secs(),
-        // It has been valid since 1970.
+        // It is valid at 1970 already.
         _ => 0,
     };
     Some(Validity { not_before, not_after: not_after.as_secs() })
