@@ -107,7 +107,7 @@ impl Consumers {
     /// Adds downstreams, all at once or none.
     ///
     /// # Errors
-    /// One of these names exists already.
+    /// There is a downstream of one of these names already.
     pub(super) fn add(&self, downstreams: &[Downstream]) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let known = downstreams.iter().find(|downstream| state.all.contains_key(&downstream.name));

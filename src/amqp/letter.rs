@@ -34,8 +34,8 @@ const THROTTLED: &str = "paced-throttled";
 const REFUSED: &str = "paced-refused";
 const UNREADABLE: &str = "paced-unreadable";
 const EXPIRATION: &str = "paced-expiration";
-/// No job is made of headers of brokers (`x-`), so an older version of paced, which does not know this header, still
-/// accepts the copy as a job.
+/// Headers of brokers (`x-`) do not become part of a job. So an older version of paced, which does not know this
+/// header, still accepts the copy as a job.
 const VERSIONS: &str = "x-opt-paced-versions";
 
 /// The headers that a parked job has beyond its own, besides some of [`REPORT`].

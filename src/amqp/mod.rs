@@ -236,7 +236,7 @@ impl Amqp {
     /// Adds downstreams, all at once or none; [`Amqp::source`] consumes each of them then.
     ///
     /// # Errors
-    /// One of these names exists already, or its downstream is still ending.
+    /// There is a downstream of one of these names already. It may still be ending.
     pub fn add(&self, downstreams: &[Downstream]) -> Result<(), Error> {
         self.consumers.add(downstreams)?;
         for downstream in downstreams {

@@ -173,7 +173,7 @@ impl Parker {
     async fn run(self, available: Available, mut orders: mpsc::UnboundedReceiver<Box<Order>>) {
         let mut publishing = FuturesUnordered::new();
         loop {
-            // Each future gets its first poll in the order in which it was added.
+            // The futures get their first polls in the order in which they were added.
             tokio::select! {
                 biased;
                 Some(()) = publishing.next() => {}
@@ -217,7 +217,7 @@ impl Parker {
                 failpoint::reached("park:acked");
                 break Parked::Done;
             };
-            // Before the own rungs are given up, an exchange that was deleted is declared again.
+            // An exchange that was deleted is declared again before the downstream's own rungs are given up.
             let may_exist = !matches!(error, PublishError::NoExchange(_)) || refusals > 0;
             if is_own && is_refusal(&error) && may_exist {
                 // The job waits on a rung that downstreams share.

@@ -25,7 +25,7 @@ use crate::time::wall_now;
 /// The delay before parking is retried.
 pub(super) const RETRY: Duration = Duration::from_secs(60);
 
-/// After each of this many failures in a row, the use of a downstream's own rungs is retried after that delay. The rungs
+/// After each of this many failures in a row, the use of a downstream's own rungs is retried after [`RETRY`]. The rungs
 /// need not exist, and each attempt costs a channel and a line in the broker's log.
 const SOON: u32 = 5;
 

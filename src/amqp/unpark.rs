@@ -96,7 +96,7 @@ struct Unparking<'a> {
     closing: &'a CancellationToken,
     /// Jobs that were parked under these versions of the limits stay, except for a few.
     versions: Option<&'a str>,
-    /// Whether queues for which the broker reports 0 are asked themselves. That may make the broker close the
+    /// Whether this also asks the queue itself where the broker reports 0. That may make the broker close the
     /// connection.
     asks_queues: bool,
 }

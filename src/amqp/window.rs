@@ -180,7 +180,7 @@ impl Sizes {
 /// once where fewer messages are wanted. The window grows
 /// - at once, where a new consumer has at least twice the prefetch;
 /// - at once, where everything that the consumer may bring is here, and the target has risen by a quarter, or is at
-///   least twice as much: jobs that cannot be released must not block others;
+///   least twice the number of messages here: jobs that cannot be released must not block others;
 /// - where everything is here and little is missing, after a while;
 /// - where little is unsettled, so that the whole window can be had.
 pub(super) fn step(

@@ -9,7 +9,8 @@ pub(super) const FEW: usize = 250;
 /// The most of these checks in a sweep over more downstreams, unless [`PART`] allows more.
 const MOST: usize = 20;
 
-/// A sweep may make one of these checks for this number of downstreams. A sweep over ten thousand takes twenty-five minutes.
+/// A sweep over more downstreams may make one of these checks for each group of this many, since it takes long: a sweep
+/// over ten thousand takes twenty-five minutes.
 const PART: usize = 50;
 
 /// The checks that are left in a sweep, and where the last one ended.
@@ -18,8 +19,8 @@ pub(super) struct Allowance {
     /// The number of downstreams of this sweep.
     downstreams: usize,
     spent: usize,
-    /// The last downstream, by name, with such a check in the sweep before, if that one had no check left or ended
-    /// early. This sweep continues after it, so that all downstreams have their turn.
+    /// The last downstream, by name, that had such a check in an earlier sweep. This sweep continues after it, so that
+    /// all downstreams have their turn. `None` if the sweep before came to its end with checks left.
     after: Option<String>,
     /// The last downstream that had such a check in this sweep.
     last: Option<String>,

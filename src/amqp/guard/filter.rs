@@ -40,7 +40,7 @@ pub(super) struct Filter {
 enum Step {
     /// This many bytes pass as they are.
     Pass(usize),
-    /// These bytes replace this many.
+    /// This many bytes are replaced by these.
     Replace(usize, Vec<u8>),
     /// The decision needs more bytes.
     Wait,

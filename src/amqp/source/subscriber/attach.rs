@@ -124,7 +124,8 @@ impl Subscriber {
         let Settlement { options, downstream, .. } = &*self.settlement;
         match self.queue {
             Queue::Jobs => self.route.link.gate.own(channel, options, downstream).await?,
-            // `ensure_parking` has tried that. The queue may be consumed even where the broker refuses to declare it.
+            // `ensure_parking` has tried to ensure this queue. It may be consumed even where the broker refuses to
+            // declare it.
             Queue::Home => {}
         }
         let Precautions { gives_back, may_be_stream, may_be_deleted } = self.precautions(connection).await?;

@@ -48,7 +48,7 @@ enum Event {
     Closing,
     /// The window may have changed.
     WindowChanged,
-    /// [`FILL_UP_INTERVAL`] has passed without another consumer.
+    /// [`FILL_UP_INTERVAL`] has passed without a new consumer.
     Waited,
     Item(Option<Result<lapin::message::Delivery, lapin::Error>>),
     /// As `Item`, from the consumer that stands in.
