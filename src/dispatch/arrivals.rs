@@ -11,7 +11,7 @@ use crate::time::Micros;
 /// The most times that are remembered. Beyond them only the order of jobs for the same time is lost.
 const MAX_DUES: usize = 4096;
 
-/// Two instants for the same time of the wall clock are the same if they are no further apart than this. Otherwise a
+/// Two instants for one time of the wall clock count as the same if they are no further apart than this. Otherwise a
 /// clock was set, or the machine was suspended.
 const SAME: Duration = Duration::from_millis(10);
 

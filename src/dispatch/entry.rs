@@ -168,7 +168,7 @@ impl Entry {
         let (ticket, known) = unsettled.claim(message, self.ticket)?;
         self.ticket = ticket;
         if let Known::Waits(until, attempts) = known {
-            // Its row of refusals is not continued: that may have ended meanwhile.
+            // It does not continue its row of refusals: the row may have ended meanwhile.
             let Refusals { outdated, blameless, .. } = attempts.refusals;
             let refusals = Refusals { outdated, blameless, ..Refusals::default() };
             self.attempts = Attempts { refusals, ..attempts };

@@ -129,7 +129,7 @@ impl Intake {
     }
 }
 
-/// Adds the headers that limits count by: a source passes on only the headers that all jobs are made of.
+/// Adds the headers by which limits count: a source passes on only the headers that have a meaning for every job.
 fn add_costs(message: &mut Message, ticket: &dyn Ticket, rules: &Rules) {
     for rule in &rules.costs {
         let CostSource::Header(name) = &rule.source else { continue };

@@ -39,7 +39,7 @@ const MEMORY: Duration = Duration::from_secs(3600);
 /// replica, which made another letter. Later, somebody may have replayed that letter.
 const MEMORY_OF_DEAD: Duration = Duration::from_secs(300);
 
-/// The most messages of a downstream of which that is remembered, and the most bytes of their answers.
+/// The most messages of a downstream that are remembered so, and the most bytes of their answers.
 const MOST: usize = 1000;
 const MOST_BYTES: usize = 4 << 20;
 

@@ -31,7 +31,7 @@ pub(super) const fn is_answered(outcome: &Outcome) -> bool {
     }
 }
 
-/// Converts a refusal of credentials that have been replaced since: into the outcome that its status means if the
+/// Converts a refusal of credentials that have been replaced since into the outcome that its status means if the
 /// credentials are not at fault. Other outcomes stay as they are.
 pub(super) fn about_job(outcome: Outcome) -> Outcome {
     let Outcome::Outdated { detail, status, replaced: true, is, response } = outcome else { return outcome };

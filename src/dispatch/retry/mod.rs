@@ -83,7 +83,7 @@ impl RetryPolicy {
 
     /// The wait of a job that the downstream has throttled `throttled` times; `None` if no attempt is left. If
     /// `alone` is 0, all jobs wait for what the downstream asked for (`after`). Otherwise the job was throttled that
-    /// often in a row while others succeeded, and waits at least for its own backoff.
+    /// often in a row while others succeeded, and waits for its own backoff if that is longer.
     #[must_use]
     pub fn throttled(
         &self,

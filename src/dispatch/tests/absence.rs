@@ -162,8 +162,8 @@ async fn who_is_away_alone_finds_back_to_the_others() {
     let all = all_millis(&benches, start);
     // The others cannot know what it releases: a share of the limit more.
     assert!(densest(&all, 1000) <= 255, "{}", densest(&all, 1000));
-    // It calls the store 0.4 s after that is back at the latest, and 0.3 s later it knows that the others are at
-    // work.
+    // It calls the store at the latest 0.4 s after the store is back, and 0.3 s later it knows that the others are
+    // at work.
     let after = between(&all, 5900, 7900);
     assert!((395..=405).contains(&after), "{after} in 2 s of the shared pace: nobody paused for it");
 }
@@ -184,7 +184,7 @@ async fn open_releases_all_and_returns_to_the_pace() {
     away(&benches, false);
     tokio::time::sleep(10 * SECOND).await;
     let all = all_millis(&benches, start);
-    // Each calls the store 0.4 s after that is back at the latest.
+    // Each calls the store at the latest 0.4 s after the store is back.
     let from = all.partition_point(|at| *at < 1950);
     let later = &all[from..];
     assert!(densest(later, 1000) <= 21, "{}", densest(later, 1000));

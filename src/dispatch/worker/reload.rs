@@ -12,7 +12,8 @@ use crate::pace::LaneId;
 impl Worker {
     /// Applies new options: those that need no restart take effect at once, the limits once all replicas agree on them.
     pub(super) fn reload(&mut self, new: Options) {
-        // The jobs were decoded by the old rules. Only their costs, and the highest costs, follow the new limits.
+        // The jobs were decoded by the old rules. Only their costs, and the highest costs that they may have, follow
+        // the new limits.
         let mut rules = self.intake.rules.clone();
         rules.lanes.default_plan = new.rules.lanes.default_plan;
         rules.max_cost = new.rules.max_cost.clone();
