@@ -280,8 +280,8 @@ pub struct KindCount {
 pub struct Failure {
     /// When it was seen last.
     pub at: Millis,
-    /// The kind: a status; without an answer the reason, the host and the port, such as `connect
-    /// api.example.com:443`.
+    /// The kind: a status. Without an answer it is the reason, the host and the port, such as
+    /// `connect api.example.com:443`.
     pub kind: String,
     /// The text of the last one.
     pub detail: String,

@@ -29,7 +29,7 @@ pub(super) async fn run(global: &Global, Args { downstream, id, lane }: &Args) -
     };
     let mut found = daemon.try_find(downstream, &question, false).await.map_err(Failure::say)?;
     if found.jobs.is_empty() && !found.not_asked.is_empty() {
-        // The answer takes some seconds, so they are asked only if this daemon has nothing.
+        // The other replicas take some seconds to answer, so they are asked only if this one has no such job.
         found = daemon.try_find(downstream, &question, true).await.map_err(Failure::say)?;
     }
     match global.output {

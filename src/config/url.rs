@@ -163,7 +163,7 @@ pub(super) fn token(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The first host of this URL to which requests cross a network without TLS.
+/// The first host of this URL to which data crosses a network without TLS.
 pub(super) fn host_without_tls(url: &str) -> Option<String> {
     const SCHEMES: [&str; 5] = ["amqp", "redis", "redis+sentinel", "redis+cluster", "http"];
     let scheme = url.split_once("://").map(|(scheme, _)| scheme)?;
@@ -190,8 +190,8 @@ pub(super) fn secret_of_requests<'a>(
     header.or_else(|| url.contains('?').then(|| "the query".to_owned()))
 }
 
-/// Says which part of the requests to this URL with headers of these names is secret and goes to a host without TLS,
-/// and to which; `None` if none does.
+/// Says which part of the requests to this URL with headers of these names is secret and crosses a network without
+/// TLS, and to which host; `None` if no part is.
 #[doc(hidden)]
 pub fn sent_in_clear<'a>(url: &str, headers: impl Iterator<Item = &'a str>) -> Option<String> {
     let host = host_without_tls(url)?;

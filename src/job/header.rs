@@ -82,8 +82,8 @@ fn is_field_value(bytes: &[u8]) -> bool {
     str::from_utf8(bytes).is_ok_and(|text| text.chars().all(|c| c == '\t' || !c.is_control()))
 }
 
-/// The content codings that are registered (RFC 9110, section 8.4.1, and IANA). `identity` is left out, since the
-/// header does not name it.
+/// The content codings that are registered (RFC 9110, section 8.4.1, and IANA). `identity` is left out: it stands for
+/// no coding, and should not be in the header.
 const CODINGS: [&str; 11] =
     ["aes128gcm", "br", "compress", "dcb", "dcz", "deflate", "exi", "gzip", "x-compress", "x-gzip", "zstd"];
 

@@ -66,8 +66,8 @@ fn is_direct(queue: &str) -> bool {
     process.is_some_and(|term| is_process(&term)) && base64(key).is_some_and(|key| !key.is_empty())
 }
 
-/// Whether `term` is the id of a process in Erlang's external term format, on a node whose name is a number. RabbitMQ
-/// names the process of a direct reply so (`reply@3508`).
+/// Whether `term` is the id of a process in Erlang's external term format, on a node such as `reply@3508`: in such a
+/// term RabbitMQ writes a number in place of the host of its node.
 fn is_process(term: &[u8]) -> bool {
     const VERSION: u8 = 131;
     const NEW_PID: u8 = 88;

@@ -122,7 +122,7 @@ impl Simulation {
         }
     }
 
-    /// Adds lines that are no valid jobs.
+    /// Counts jobs that end without a release, or lines that are no valid jobs, under this reason.
     pub(super) fn refuse(&mut self, reason: Reason, detail: &str, line: u64, times: u64) {
         let dead = Dead { jobs: 0, line, detail: detail.to_owned() };
         let dead = self.ended.dead.entry(reason.as_str()).or_insert(dead);

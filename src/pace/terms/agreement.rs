@@ -105,7 +105,7 @@ pub(crate) struct Adopted {
     pub(crate) settings: Settings,
     /// Whether a rate that an operator set is among them.
     pub(crate) is_override: bool,
-    /// Whether the first terms that it learns of are its own and replaced others; `None` for later ones.
+    /// Whether the first terms that this replica learns of are its own and replaced others; `None` for later ones.
     pub(crate) has_replaced: Option<bool>,
 }
 

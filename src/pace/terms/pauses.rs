@@ -17,7 +17,7 @@ use crate::pace::release::Closed;
 use crate::store::{SlotClock, Status};
 use crate::time::{Deadline, Micros, wall_now};
 
-/// The minimum interval of reports to the store, of a pause that grows while many answers throttle.
+/// The minimum interval of reports to the store about a pause that grows, since many answers throttle.
 const APART: Duration = Duration::from_millis(20);
 
 /// A shorter pause is not worth a warning, since a shared pace starts again with one.

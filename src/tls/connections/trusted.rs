@@ -1,4 +1,4 @@
-//! Trust in the authorities of a file, and in each certificate in it.
+//! Trust in the authorities of a file, and in each certificate in it, even if no authority has signed that.
 
 use std::sync::Arc;
 

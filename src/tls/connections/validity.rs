@@ -111,7 +111,7 @@ fn of_one(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let Some(CertificateError::ExpiredContext { not_after, .. }) = problem_at(u64::MAX) else { return None };
     let not_before = match problem_at(0) {
         Some(CertificateError::NotValidYetContext { not_before, .. }) => not_before.as_secs(),
-        // It is valid at 1970 already.
+        // It was valid in 1970 already.
         _ => 0,
     };
     Some(Validity { not_before, not_after: not_after.as_secs() })
