@@ -49,8 +49,9 @@ impl MemoryStore {
         }
     }
 
-    /// Passes all entries of this batch to `take`, in parts; calls may be decided between the parts. Without a batch
-    /// the states are written without their leases: no call may be decided afterwards.
+    /// Passes all entries of the store to `take`, to be written with this batch. They come in parts, and calls may be
+    /// decided between the parts. Without a batch the states come as they are, without their leases: no call may be
+    /// decided afterwards.
     ///
     /// # Errors
     /// The first error of `take`.
