@@ -133,7 +133,10 @@ pub enum TermsError {
         problem: Problem,
     },
     /// The largest number of values already has something set.
-    #[error("for {} values that is set already, which is the most; unset one of them", MAX_VALUES)]
+    #[error(
+        "this can be set for at most {} values, and is set for that many already; unset one of them",
+        MAX_VALUES
+    )]
     TooManyValues,
 }
 

@@ -116,7 +116,8 @@ impl<'a> Orphan<'a> {
         match tokio::time::timeout(PATIENCE, store.finish()).await {
             Ok(finished) => finished.map_err(out::failed)?,
             Err(_) => {
-                let problem = "the store was not closed in time, so that it may still know the name; check its disk, and try again";
+                let problem = "the store was not closed in time, so it may still have the name of the downstream; check its \
+                               disk, and try again";
                 return Err(out::fail(Exit::Unavailable, problem));
             }
         }

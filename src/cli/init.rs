@@ -132,7 +132,7 @@ fn answers(args: &Args) -> Result<Answers, Exit> {
     // The API may have only windows and quotas, and no rate.
     let has_no_pace = !args.limits.is_empty() && !answers.contains_key(&Field::Rate);
     if has_no_pace && answers.contains_key(&Field::Margin) {
-        return Err(out::fail(Exit::Usage, "--margin: it is that of --rate; give that too"));
+        return Err(out::fail(Exit::Usage, "--margin belongs to --rate; give --rate too"));
     }
     let is_moot = |field: Field| has_no_pace && matches!(field, Field::Rate | Field::Margin);
     let is_missing = |field: &Field| field.is_required() && !is_moot(*field) && !answers.contains_key(field);

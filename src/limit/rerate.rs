@@ -20,7 +20,9 @@ pub enum Problem {
     #[error("its windows are equally long, and months are not; use days, such as 1000/30d")]
     Month,
     /// The limit was given several times, and the count does not hold one unit for each.
-    #[error("the limit is there several times and would not hold a unit for each; use a higher count")]
+    #[error(
+        "the limit is listed several times, and this count does not hold one unit for each; use a higher count"
+    )]
     NoUnit,
 }
 

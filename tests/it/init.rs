@@ -186,7 +186,7 @@ async fn without_a_terminal_it_says_what_to_give() {
     let unspaced = run_cli(&windows, b"").await;
     assert!(unspaced.code == 0 && unspaced.stdout.contains("\"sliding-log\""), "{unspaced:?}");
     let moot = run_cli(&[&windows[..], &["--margin", "50ms"]].concat(), b"").await;
-    assert!(moot.code == 2 && moot.stderr.contains("--margin: it is that of --rate"), "{moot:?}");
+    assert!(moot.code == 2 && moot.stderr.contains("--margin belongs to --rate"), "{moot:?}");
     for (option, value, problem) in [
         ("--rate", "fast", "paced: --rate: `fast` is no rate"),
         ("--margin", "1m", "paced: --margin: a margin of 60s at a period of 60s"),

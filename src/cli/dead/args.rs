@@ -48,10 +48,10 @@ pub(super) struct FilterArgs {
     /// Only letters whose job the API answered with this status, such as 422
     #[arg(long, value_name = "STATUS")]
     status: Option<u16>,
-    /// Only letters whose job died at least this long ago, such as 2h
+    /// Only letters that are at least this old, such as 2h
     #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
     older_than: Option<Duration>,
-    /// Only letters whose job died less than this long ago, such as 10m
+    /// Only letters that are younger than this, such as 10m
     #[arg(long, value_name = "AGE", value_parser = paced::config::duration)]
     newer_than: Option<Duration>,
     /// Only letters whose job was published with exactly this routing key
@@ -154,7 +154,7 @@ impl ReplayArgs {
         }
         if !own && self.to.is_none() {
             parts::downstream(settings, name).inspect_err(|_| {
-                out::say("paced: --to DOWNSTREAM sends there what one that is gone has left");
+                out::say("paced: --to DOWNSTREAM sends the letters of a removed downstream to another one");
             })?;
         }
         Ok(())
