@@ -46,7 +46,7 @@ pub enum Warning {
     #[error(
         "if queue {queue} of downstream {downstream} is a quorum queue without a dead-letter exchange, {server} drops a \
          job that comes back to it more than {DEFAULT_LIMIT} times; have it declared with x-dead-letter-exchange, or \
-         set one by a policy (with the permission to configure the queue this looks for the argument itself)"
+         set one by a policy (with the permission to configure the queue, this check reads the argument itself)"
     )]
     PerhapsNoDeadLetterExchange {
         /// The downstream that consumes it.
@@ -82,8 +82,8 @@ pub enum Warning {
     },
     /// The user may not inspect an exchange or queue that paced could work without.
     #[error(
-        "not allowed to inspect {name}: {detail}; paced works without, but what is missing there shows only when it is \
-         needed; grant the user the rights that docs/rabbitmq.md lists"
+        "not allowed to inspect {name}: {detail}; paced works without this right, but a problem with {name} shows only \
+         when paced uses it; grant the user the rights that docs/rabbitmq.md lists"
     )]
     MayNotLook {
         /// The exchange or queue.
@@ -102,8 +102,9 @@ pub enum Warning {
     },
     /// Jobs cannot be parked, since exchanges or queues for that are missing, and `run` does not declare them.
     #[error(
-        "jobs that must wait for long cannot be parked, and are held before others: there is no {}, or the user may not \
-         inspect it; create what docs/parking.md lists, or let paced declare it with amqp.declare = true",
+        "jobs that must wait for long cannot be parked, so paced holds them, and they may block other jobs: there is no \
+         {}, or the user may not inspect it; create what docs/parking.md lists, or let paced declare it with \
+         amqp.declare = true",
         missing.join(", ")
     )]
     NoParking {

@@ -164,8 +164,10 @@ impl Leftovers {
         match deleted? {
             0 => Ok(()),
             lost => Err(Error::Failed {
-                what: format!("deleting {what} with nothing in it"),
-                detail: format!("{lost} message(s) were published to it just before, and are gone with it"),
+                what: format!("deleting {what} without a loss"),
+                detail: format!(
+                    "{lost} message(s) that were published to it just before were deleted with it"
+                ),
             }),
         }
     }

@@ -173,8 +173,8 @@ impl Own {
             warn!(
                 downstream,
                 %why,
-                "jobs that wait for a limit cannot wait in queues of their downstream's own: they wait where others do, and do \
-                 not come back sooner when the limit changes; it is tried again every minute, and later every ten"
+                "jobs that wait for a limit cannot wait in their downstream's own queues: they wait in shared queues, and do \
+                 not come back sooner when the limit changes; paced tries again every minute, and later every ten minutes"
             );
         }
     }

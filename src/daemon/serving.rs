@@ -229,7 +229,7 @@ impl Serving {
                 tracing::error!(
                     downstream = name,
                     ?within,
-                    "the dispatcher was to end and has not; until it has, nothing of this downstream is sent by this replica"
+                    "the dispatcher did not end in time; until it ends, this replica sends nothing to this downstream"
                 );
             }
         }));

@@ -55,7 +55,7 @@ impl Unparker {
         if self.depths.lacks_waits(&self.downstream) {
             debug!(
                 downstream = self.downstream,
-                "limits or pauses changed, and no parked jobs are looked for: their queues were missing a moment ago"
+                "limits or pauses changed, but no parked jobs are brought back: their queues were missing at the last check"
             );
             return;
         }
@@ -88,8 +88,8 @@ impl Unparker {
                         warn!(
                             downstream,
                             %error,
-                            "jobs that wait for a limit stay parked for now, although it changed: each comes back by itself \
-                             within 68 minutes, or by `paced unpark {downstream}`"
+                            "jobs that wait for a limit stay parked for now, although limits or pauses changed: each job comes \
+                             back by itself within 68 minutes, or with `paced unpark {downstream}`"
                         );
                     }
                     if is_final {
@@ -140,8 +140,8 @@ impl Unparker {
         if progress.has_begun() {
             warn!(
                 downstream,
-                "it is not known whether all jobs that waited for a limit came back, since their queue does not answer: each that \
-                 did not comes back by itself within 68 minutes, or by `paced unpark {downstream}`"
+                "it is not known whether all jobs that waited for a limit came back, since their queue does not answer: any \
+                 others come back by themselves within 68 minutes, or with `paced unpark {downstream}`"
             );
         }
     }
