@@ -67,7 +67,9 @@ impl Intake {
         let limits = plan.and_then(|plan| self.limits.get(plan + 1)).or(self.limits.first());
         limits.and_then(|limits| entry.request.cost.unfit(limits)).map_or(Ok(()), |(limit, cost)| {
             let (name, most) = (limit.name(), limit.max_cost());
-            Err(format!("it costs the limit `{name}` {cost}, which holds at most {most}: split the job"))
+            Err(format!(
+                "its cost for the limit `{name}` is {cost}, and the limit holds at most {most}: split the job"
+            ))
         })
     }
 
@@ -176,7 +178,7 @@ fn attempts(stay: &Stay) -> Attempts {
 pub fn too_far(not_before: Option<Micros>, now: Micros) -> Option<String> {
     let start = not_before.filter(|start| start.since(now) > LONGEST_WAIT)?;
     let (days, start) = (LONGEST_WAIT.as_secs() / 86_400, shown_instant(start.0.into()));
-    Some(format!("`paced-not-before` {start} is more than {days} days ahead; send a nearer time"))
+    Some(format!("`paced-not-before` {start} is more than {days} days ahead; send an earlier time"))
 }
 
 /// Whether a producer waits for the outcome of a message that is no job, in a queue that a reply may go to.

@@ -215,7 +215,8 @@ impl Worker {
                 tracing::error!(
                     downstream,
                     "the downstream refuses the credentials, job after job: this replica takes no jobs for it, reads its \
-                     secrets again and tries one job at a time; put right what `headers` or `oauth2` of the downstream hold, or their files"
+                     secrets again and tries one job at a time; correct the values in `headers` or `oauth2` of the downstream, \
+                     or their files"
                 );
             }
         }

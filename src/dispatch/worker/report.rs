@@ -161,7 +161,11 @@ impl Worker {
                 "many of the jobs that wait do not have the part by which lanes share: they share as one"
             ),
             Some(Notice::AreFew) => {
-                tracing::info!(downstream, part, "few of the jobs that wait are without that part again");
+                tracing::info!(
+                    downstream,
+                    part,
+                    "nearly all jobs that wait have the part by which lanes share again"
+                );
             }
             None => {}
         }
