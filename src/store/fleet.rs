@@ -15,7 +15,7 @@ pub const MAX_SUMMARIES: usize = 1_000;
 pub const MAX_SUMMARY_BYTES: usize = 1 << 20;
 
 /// The most bytes of summaries that are listed: no replica must run out of memory because of what the others left.
-const MAX_LISTED_BYTES: usize = 64 << 20;
+pub(super) const MAX_LISTED_BYTES: usize = 64 << 20;
 
 /// The longest time for which a summary can be left.
 pub const LONGEST_SUMMARY: Duration = Duration::from_secs(86_400);

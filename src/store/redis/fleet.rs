@@ -1,11 +1,13 @@
 //! The calls by which replicas report to each other: themselves, the downstreams that they serve, parked jobs,
 //! and changes by operators.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::packed::all;
 use super::{RedisStore, keys};
-use crate::store::fleet::{List, MAX_PARKED, check_history, check_summary};
+use crate::lock::lock;
+use crate::store::fleet::{List, MAX_LISTED_BYTES, MAX_PARKED, check_history, check_summary};
 use crate::store::served::is_name;
 use crate::store::{
     HistoryEntry, ParkedGroup, ParkedGroups, Scope, Served, ServedReply, StoreError, Unserved,
@@ -23,32 +25,44 @@ impl RedisStore {
     }
 
     /// The summaries that have not ended. They are read in several calls, so that none has a long answer, for which
-    /// the calls of downstreams would wait.
+    /// the calls of downstreams would wait. But mostly the replicas are those of the time before, and one call is enough.
     pub(super) async fn list_summaries(&self) -> Result<Vec<String>, StoreError> {
-        let seen = keys::seen(&self.prefix);
-        let call = |_| self.scripts.summaries("list", std::slice::from_ref(&seen), self.now());
-        let replicas: Vec<Vec<u8>> = self.servers.invoke(keys::FLEET, call).await?;
-        // A name that is no text was not left by paced.
-        let mut replicas: Vec<String> =
-            replicas.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
-        replicas.sort_unstable();
-        let keys = replicas.iter().map(|replica| keys::summary(&self.prefix, replica));
-        let mut keys: Vec<String> = std::iter::once(seen).chain(keys).collect();
-        let mut list = List::default();
-        while keys.len() > 1 {
-            let call = |_| self.scripts.summaries("read", &keys, self.now());
-            let page: Vec<Vec<u8>> = self.servers.invoke(keys::FLEET, call).await?;
-            if page.is_empty() || page.len() >= keys.len() {
-                let detail = format!("{} summaries of {} replicas", page.len(), keys.len() - 1);
+        let (mut wanted, mut read) = (lock(&self.replicas).clone(), BTreeMap::new());
+        loop {
+            let (live, page) = self.read_summaries(&wanted).await?;
+            let is_whole = page.len() == wanted.len();
+            if page.len() > wanted.len() || (page.is_empty() && !is_whole) {
+                let detail = format!("{} summaries of {} replicas", page.len(), wanted.len());
                 return Err(self.servers.unexpected(detail));
             }
-            keys.drain(1..=page.len());
-            let mut summaries = page.into_iter().filter_map(|summary| String::from_utf8(summary).ok());
-            if !summaries.all(|summary| summary.is_empty() || list.push(summary)) {
-                break;
+            read.extend(wanted.drain(..page.len()).zip(page));
+            wanted = live.iter().filter(|name| !read.contains_key(*name)).cloned().collect();
+            // What is read is bounded as what is listed.
+            let bytes: usize = read.values().map(Vec::len).sum();
+            if wanted.is_empty() || bytes > MAX_LISTED_BYTES {
+                let mut list = List::default();
+                let summaries = live.iter().filter_map(|name| String::from_utf8(read.remove(name)?).ok());
+                let mut summaries = summaries.filter(|summary| !summary.is_empty());
+                let _ = summaries.all(|summary| list.push(summary));
+                drop(summaries);
+                *lock(&self.replicas) = live;
+                return Ok(list.into_inner());
             }
         }
-        Ok(list.into_inner())
+    }
+
+    /// The replicas whose summaries have not ended, in the order of their names, and the summaries of the first of those that are
+    /// wanted, empty where there is none.
+    async fn read_summaries(&self, wanted: &[String]) -> Result<(Vec<String>, Vec<Vec<u8>>), StoreError> {
+        let keys = wanted.iter().map(|replica| keys::summary(&self.prefix, replica));
+        let keys: Vec<String> = std::iter::once(keys::seen(&self.prefix)).chain(keys).collect();
+        let call = |_| self.scripts.summaries(&keys, self.now());
+        let (live, page): (Vec<Vec<u8>>, Vec<Vec<u8>>) = self.servers.invoke(keys::FLEET, call).await?;
+        // A name that is no text was not left by paced.
+        let mut live: Vec<String> =
+            live.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
+        live.sort_unstable();
+        Ok((live, page))
     }
 
     /// Notes which downstreams are served, and returns those that nobody serves.

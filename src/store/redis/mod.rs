@@ -62,6 +62,8 @@ pub struct RedisStore {
     scripts: Scripts,
     prefix: String,
     histories: Mutex<history::Histories>,
+    /// The replicas whose summaries were listed last.
+    replicas: Mutex<Vec<String>>,
     watchers: Arc<Watchers>,
     /// The task that receives changes.
     listening: Mutex<Option<JoinHandle<()>>>,
@@ -94,6 +96,7 @@ impl RedisStore {
             scripts: Scripts::new(),
             prefix,
             histories: Mutex::default(),
+            replicas: Mutex::default(),
             watchers: Arc::default(),
             listening: Mutex::default(),
             clock: None,

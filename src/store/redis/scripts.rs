@@ -331,13 +331,12 @@ impl Scripts {
         call
     }
 
-    /// The call that lists the replicas with a summary, or the one that reads the summaries at the keys from the second
-    /// on.
-    pub(super) fn summaries(&self, word: &str, keys: &[String], now: Now) -> Call<'_> {
+    /// The call that lists the replicas with a summary, and reads the summaries at the keys from the second on.
+    pub(super) fn summaries(&self, keys: &[String], now: Now) -> Call<'_> {
         let mut numbers = Packed::with_capacity(1);
         numbers.put([now.number()]);
         let mut call = Call::new(&self.plain.summaries, keys, &numbers, 1);
-        call.command.arg(word);
+        call.command.arg("read");
         call
     }
 

@@ -129,6 +129,32 @@ async fn summaries_in_redis_end_by_themselves() {
     assert_eq!(redis.command(&["ZSCORE", &seen, "gone"]).await.unwrap().trim(), "$-1", "it is removed");
 }
 
+/// Replicas read the summaries every few seconds, and mostly those of the same replicas.
+#[tokio::test]
+async fn one_call_reads_the_summaries_of_the_replicas_that_were_there_before() {
+    let (redis, prefix) = (Redis::dedicated().await, unique("again"));
+    let (one, two) = (connect(&redis, &prefix).await, connect(&redis, &prefix).await);
+    let calls = async || -> usize {
+        let stats = redis.info_value(&["INFO", "commandstats"], "cmdstat_evalsha").await.unwrap();
+        stats.split(['=', ',']).nth(1).unwrap().parse().unwrap()
+    };
+    let read = async |expected: &[&str]| {
+        let before = calls().await;
+        assert_eq!(two.summaries().await.unwrap(), expected);
+        calls().await - before
+    };
+    one.leave_summary("a", "a", MINUTE).await.unwrap();
+    one.leave_summary("b", "b", MINUTE).await.unwrap();
+    assert!(read(&["a", "b"]).await >= 2, "their names, and then they");
+    one.leave_summary("b", "again", MINUTE).await.unwrap();
+    assert_eq!(read(&["a", "again"]).await, 1);
+    one.leave_summary("c", "c", MINUTE).await.unwrap();
+    assert_eq!(read(&["a", "again", "c"]).await, 2, "a new one");
+    one.leave_summary("a", "", Duration::ZERO).await.unwrap();
+    assert_eq!(read(&["again", "c"]).await, 1, "one is gone");
+    assert_eq!(read(&["again", "c"]).await, 1);
+}
+
 /// A stranger who may write these keys can put anything there. That costs no replica more than the list.
 #[tokio::test]
 async fn what_is_no_summary_is_not_listed() {

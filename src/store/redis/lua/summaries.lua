@@ -6,12 +6,11 @@
 --       2 the call:
 --         'leave', the second key
 --         'withdraw', the second key
---         'list'
 --         'read', the keys from the second on
 --       3 for 'leave' and 'withdraw': the replica
 --       4 for 'leave': the summary
--- Answer for 'list' the replicas whose summaries have not ended, at most MOST: those that end last; for 'read' the
---         summaries at the first keys, as many as fit into about BUDGET bytes, empty where there is none; otherwise 1
+-- Answer for 'read' the replicas whose summaries have not ended, at most MOST: those that end last; and the summaries at the
+--         first keys, as many as fit into about BUDGET bytes, empty where there is none; otherwise 1
 
 local MOST = 1000 -- summaries that are listed
 local LONGEST_NAME = 64
@@ -26,6 +25,17 @@ local function prune()
   if #ended > 0 then
     redis.call('ZREM', KEYS[1], unpack(ended))
   end
+end
+
+local function list()
+  local live = redis.call('ZRANGE', KEYS[1], '+inf', '(' .. int(now), 'BYSCORE', 'REV', 'LIMIT', '0', tostring(MOST))
+  local named = {}
+  for i = 1, #live do
+    if #live[i] <= LONGEST_NAME then
+      named[#named + 1] = live[i]
+    end
+  end
+  return named
 end
 
 local call = {}
@@ -48,17 +58,6 @@ function call.withdraw()
   return 1
 end
 
-function call.list()
-  local live = redis.call('ZRANGE', KEYS[1], '+inf', '(' .. int(now), 'BYSCORE', 'REV', 'LIMIT', '0', tostring(MOST))
-  local named = {}
-  for i = 1, #live do
-    if #live[i] <= LONGEST_NAME then
-      named[#named + 1] = live[i]
-    end
-  end
-  return named
-end
-
 function call.read()
   local summaries, bytes = {}, 0
   for i = 2, #KEYS do
@@ -72,7 +71,7 @@ function call.read()
       break
     end
   end
-  return summaries
+  return { list(), summaries }
 end
 
 return call[op]()
