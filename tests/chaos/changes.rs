@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use crate::LONG;
-use crate::rig::{Chaos, JOBS, RATE, REPLICAS, Rig};
+use crate::rig::{Chaos, RATE, REPLICAS, Rig};
 use crate::support::api::{Answer, Api};
 use crate::support::daemon::Paced;
 use crate::support::publish::{Job, depth, publish_to};
@@ -16,12 +16,16 @@ use crate::support::servers::{Redis, rabbit};
 use crate::support::{eventually, until};
 
 const OTHERS: usize = 50;
-/// How often they come and go.
-const ROUNDS: usize = 3;
+/// How often they come and go. The allocator keeps some memory of the first few rounds.
+const ROUNDS: usize = 6;
+const FIRST_ROUNDS: usize = 3;
+/// The jobs of the downstream that stays of which a replica is never short: a half of a round takes less than ten seconds.
+const BACKLOG: usize = 2000;
 /// The jobs of each of them in one round. Some of them wait while it goes.
 const EACH: usize = 20;
-/// How much more memory a replica may have after the last round than after the first one: what the allocator keeps.
-const MORE_MEMORY: usize = 8 << 20;
+/// How much more memory a replica may have after the last round than after the first ones. A tenth of a megabyte for each
+/// downstream of the rounds between would be more.
+const MORE_MEMORY: usize = 12 << 20;
 
 /// The way in which they come and go.
 #[derive(Clone, Copy, Debug)]
@@ -116,17 +120,19 @@ async fn come_and_go(name: &'static str, by: By) {
     // Some are being sent while they go.
     others.api.rule(|_| Answer::ok().after(std::time::Duration::from_millis(20)));
     let port = rabbit().await.port();
-    rig.publish().await;
-    rig.reach(JOBS / 10).await;
+    let mut jobs = rig.refill(0, BACKLOG).await;
+    rig.reach(BACKLOG / 10).await;
     let mut after_first = Vec::new();
     for round in 1..=ROUNDS {
+        jobs = rig.refill(jobs, BACKLOG).await;
         others.change(&mut rig, true);
         logged(&rig, "the downstream was added", round * OTHERS).await;
         others.publish(&rig, round).await;
         others.api.wait_for((round * OTHERS * EACH) - OTHERS * EACH / 2, LONG).await;
+        jobs = rig.refill(jobs, BACKLOG).await;
         others.change(&mut rig, false);
         logged(&rig, "the downstream is served no more", round * OTHERS).await;
-        if round == 1 {
+        if round == FIRST_ROUNDS {
             after_first = rig.replicas.iter().map(|replica| held(replica, port)).collect();
         }
     }
@@ -140,7 +146,7 @@ async fn come_and_go(name: &'static str, by: By) {
     others.change(&mut rig, true);
     let all = ROUNDS * OTHERS * EACH;
     let arrivals = others.api.wait_for(all, LONG).await;
-    let run = rig.finish().await;
+    let run = rig.finish_some(jobs).await;
     let distinct: HashSet<&str> = arrivals.iter().map(|arrival| arrival.id()).collect();
     let of_others = others.api.count();
     eprintln!("{name}: {of_others} jobs of {OTHERS} others; held {after_first:?}, at the end {at_the_end:?}");

@@ -212,6 +212,13 @@ impl Rig {
         self.site.publish(Job::many("job", jobs)).await;
     }
 
+    /// Publishes jobs after the first `jobs` until `backlog` of them wait; returns how many there are then.
+    pub(crate) async fn refill(&self, jobs: usize, backlog: usize) -> usize {
+        let wanted = jobs.max(self.site.api.count() + backlog);
+        self.site.publish(Job::many("job", wanted).split_off(jobs)).await;
+        wanted
+    }
+
     /// Waits until the API has seen this many requests; returns when that was.
     pub(crate) async fn reach(&self, requests: usize) -> u64 {
         assert!(

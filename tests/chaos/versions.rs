@@ -9,7 +9,6 @@ use std::time::Duration;
 use crate::rig::{Chaos, RATE, REPLICAS, Rig};
 use crate::support::api::stamp;
 use crate::support::daemon::binary;
-use crate::support::publish::Job;
 use crate::support::servers::Redis;
 use crate::verdict::Run;
 use crate::watch::nanos;
@@ -30,14 +29,14 @@ async fn rolled(name: &'static str, first: PathBuf, second: PathBuf) {
     eprintln!("{name}: from {} to {} and back", first.display(), second.display());
     let redis = Redis::dedicated().await;
     let mut rig = Rig::running(first.clone(), chaos, &format!("rate = '{RATE}'"), &redis).await;
-    let mut jobs = refill(&rig, 0).await;
+    let mut jobs = rig.refill(0, BACKLOG).await;
     // From here on each replica has more jobs than it can send. Before, a broker that has just started gives the pace.
     let backlog = stamp();
     let (mut rolled, mut log) = (Vec::new(), Vec::new());
     for program in [second, first] {
         rig.program = program;
         for number in 0..REPLICAS {
-            jobs = refill(&rig, jobs).await;
+            jobs = rig.refill(jobs, BACKLOG).await;
             rig.reach(rig.site.api.count() + RATE_IN_HALF_A_SECOND).await;
             log.extend(rig.replicas[number].log());
             rig.replace(number).await;
@@ -46,7 +45,7 @@ async fn rolled(name: &'static str, first: PathBuf, second: PathBuf) {
                 rig.cli(&["rate", "set", "billing", RATE, "--reason", "chaos"]).await;
             }
         }
-        jobs = refill(&rig, jobs).await;
+        jobs = rig.refill(jobs, BACKLOG).await;
         rolled.push(stamp());
         // The replicas of one build alone have the load for two seconds.
         rig.reach(rig.site.api.count() + 4 * RATE_IN_HALF_A_SECOND).await;
@@ -71,13 +70,6 @@ const RATE_IN_HALF_A_SECOND: usize = 100;
 
 /// What a replica logs that cannot read the limits of another one.
 const HELD: &str = "the terms cannot be used";
-
-/// Publishes jobs after the first `jobs` until [`BACKLOG`] are waiting; returns how many there are then.
-async fn refill(rig: &Rig, jobs: usize) -> usize {
-    let wanted = jobs.max(rig.site.api.count() + BACKLOG);
-    rig.site.publish(Job::many("job", wanted).split_off(jobs)).await;
-    wanted
-}
 
 /// Asserts that each second from `backlog` on has its jobs, but for what this machine missed.
 #[track_caller]
