@@ -326,7 +326,7 @@ fn is_about(line: &str, downstream: &str) -> bool {
 
 /// The table of the page.
 fn table() -> String {
-    let mut text = "| what is so | `paced status` | `paced -o json status` | `/readyz?verbose` | a metric | alert | log |\n\
+    let mut text = "| state | `paced status` | `paced -o json status` | `/readyz?verbose` | a metric | alert | log |\n\
                     |---|---|---|---|---|---|---|\n"
         .to_owned();
     let code = |text: &String| format!("`{}`", text.trim());
