@@ -18,8 +18,8 @@ use crate::files::Listing;
 keys! {
     /// Downstreams and plans in files of their own, which come and go while paced runs.
     DYNAMIC = "dynamic".default("{}");
-    /// A directory with files NAME.toml of tables [downstreams.NAME] and [plans.NAME]. What is added, removed or changed there
-    /// takes effect within seconds, without a SIGHUP (docs/operations.md). The path starts at the directory of this file.
+    /// A directory with files NAME.toml of tables [downstreams.NAME] and [plans.NAME]. A change there takes effect within
+    /// seconds, without a SIGHUP (docs/operations.md). The path starts at the directory of this file.
     DIR = "dir".example("downstreams.d").reload();
 }
 

@@ -22,7 +22,7 @@ mod process;
 pub(super) use process::admin;
 
 keys! {
-    /// How punctual releases are (not an environment variable: those name a section).
+    /// How punctual releases are. No environment variable sets this key: those need a section.
     ///   fine: a thread that sleeps until just before each slot. It and the tasks that it wakes spin for
     ///   the last microseconds, a thirtieth of a core at most, and nothing while no job is held.
     ///   coarse: the timer of the runtime: no thread, and each release is 1 to 2 ms late.

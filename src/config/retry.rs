@@ -32,8 +32,8 @@ keys! {
     /// Exceptions: after these a job is a dead letter at once, also if they throttle: such as [429, "501", "505-511"].
     NEVER = "never".default("[]").example("[500, \"502-504\"]").reload();
     /// The statuses (any of 401, 403, 407) that may mean that paced's own credentials are refused. A job with such an
-    /// answer is a dead letter if others succeed. After 3 jobs in a row with such answers, the files of headers, base URL
-    /// and proxy are read again, no jobs are taken, and one at a time is tried. This uses up no attempts.
+    /// answer is a dead letter if others succeed. After 3 jobs in a row with such answers, the replica reads the files of headers,
+    /// base URL and proxy again, takes no more jobs, and tries one at a time. This uses up no attempts.
     ON_UNAUTHORIZED = "on_unauthorized".default("[401]").example("[401, 403]").reload();
     /// The shortest wait before another attempt. A wait is random, from this to a bound that doubles each time up to
     /// max_backoff.

@@ -37,7 +37,7 @@ keys! {
     /// The private key of `cert_file`, unencrypted (PEM).
     ADMIN_KEY_FILE = "key_file".example("certs/admin-key.pem");
     /// The authorities (PEM) of client certificates. One of them must have signed the certificate of each client, also of
-    /// probes and scrapers. The audit log has the name in it. Unset: clients need no certificate.
+    /// probes and scrapers. The audit log has the name in that certificate. Unset: clients need no certificate.
     CLIENT_CA_FILE = "client_ca_file".example("certs/ca.pem");
 }
 

@@ -42,7 +42,7 @@ keys! {
 
 keys! {
     /// How it counts (docs/algorithms.md). The cost of a job is at most its burst, capacity or count; a leaky bucket
-    /// charges it behind.
+    /// charges it afterwards.
     ///   leaky-bucket: slots evenly apart, and `burst` of them at once after a rest.
     ///   gcra: the same, but the whole cost of a job must fit the burst.
     ///   token-bucket: the same as gcra.
@@ -73,13 +73,13 @@ keys! {
     /// America/Los_Angeles. A day has 23 or 25 hours where summer time begins and ends.
     pub(super) TIME_ZONE = "time_zone".matches("^[A-Za-z]").example("America/Los_Angeles");
     /// By how much its period is longer than that of `rate`, because arrivals at the API jitter (docs/algorithms.md). A
-    /// fixed-window of the clock and a quota begin later than their edge by this. It is shorter than the period.
+    /// fixed-window of the clock and a quota begin this much later than their edge. It must be shorter than the period.
     pub(super) MARGIN = "margin".default("0s");
     /// The cost of each job for this limit, instead of its paced-cost: a number, or header:NAME for the number in a header of
     /// the message, such as header:tokens. A job may also set it with paced-cost-LIMIT.
     pub(super) COST = "cost".otherwise("the job's paced-cost").integers(1, u32::MAX as u64);
-    /// With cost = "header:NAME": the cost of a job without that header. Unset: a message without it is no job
-    /// (malformed-header). So is a message whose header has no whole number from 1 on.
+    /// With cost = "header:NAME": the cost of a job without that header. Unset: a message without it is dead-lettered
+    /// (malformed-header), as is a message whose header is no whole number from 1 on.
     pub(super) DEFAULT_COST = "default_cost".integers(1, u32::MAX as u64);
     /// With `cost`: the highest cost of one job for this limit; a job that costs more is dead-lettered as `cost-too-large`.
     /// It is never more than the limit holds. Unset: the units that the limit releases in a minute, at least its burst.

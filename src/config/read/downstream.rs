@@ -34,7 +34,7 @@ keys! {
     /// there is a reply_to. A change counts for jobs that come afterwards. Unset: no bound.
     MAX_WAIT = "max_wait".within("1s", "365d").example("10m").reload();
     /// How long a replica holds a job that cannot go yet. A job that must wait for longer is parked in the broker, where it
-    /// blocks no other job, and comes back in time. If the window is full, so is a job that waits for longer than 2 s
+    /// blocks no other job, and comes back in time. If the window is full, a job that waits for longer than 2 s is parked too
     /// (docs/parking.md). A replica holds no more jobs than the limits release in this time.
     HOLD_MAX = "hold_max".default("60s").within("1s", "10m").reload();
     /// The most requests in flight, in each replica. It needs at least the jobs that the rate releases during one answer:
@@ -57,10 +57,10 @@ keys! {
     /// --online` says how to change it.
     MAX_LENGTH = "max_length".integers(1, i64::MAX.unsigned_abs()).example("1000000");
     /// Jobs held unacked at once; in effect at most the jobs that the limits release in `hold_max` after a rest. If one is
-    /// unacked for the broker's consumer_timeout (30 minutes unless set), the broker takes all of them back. Those just being
-    /// sent are sent again: raise the consumer_timeout if limits may be used up for longer.
+    /// unacked for the broker's consumer_timeout (30 minutes unless set), the broker takes all of them back, and those just being
+    /// sent are sent again. paced parks jobs before that. If it cannot park, raise the consumer_timeout.
     PREFETCH = "prefetch".default("1000").integers(1, 65_535);
-    /// The bytes of unsettled messages in memory; one message more may be held, of any length. If `prefetch` jobs of
+    /// The bytes of unsettled messages in memory, and one more message of any length. If `prefetch` jobs of
     /// the sizes seen until now would exceed this, the replica asks for fewer. It gives back jobs beyond this bound
     /// unread, and they come again when there is room.
     PREFETCH_BYTES = "prefetch_bytes".default("64MiB").within("1MiB", "1024GiB");

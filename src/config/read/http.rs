@@ -20,7 +20,7 @@ keys! {
     /// unless set): after that the broker takes a job back while its request still runs.
     TIMEOUT = "timeout".default("30s").within("1us", "365d");
     /// The age from which a connection takes no more requests, or up to a fifth less, so that a changed DNS answer is
-    /// used. "0s": it is used until either side closes it.
+    /// used. "0s": paced uses it until either side closes it.
     MAX_CONNECTION_AGE = "max_connection_age".default("90s");
     /// The longest body of a job.
     MAX_BODY = "max_body".default("1MiB").within("1B", "128MiB");
@@ -37,7 +37,7 @@ keys! {
     /// credentials.
     KEEP_RESPONSE = "keep_response".default("true");
     /// An HTTP proxy for the requests, with credentials if it needs any. For http it sees the requests; for https it sees
-    /// only a tunnel (CONNECT). Unset: the API is reached directly; no proxy is taken from the environment.
+    /// only a tunnel (CONNECT). Unset: paced connects directly, and takes no proxy from the environment.
     PROXY = "proxy".matches("^http://.").example("http://USER:PASSWORD@proxy.internal:3128")
         .file("secrets/proxy-url").followed();
     /// Headers of every request. They replace headers of a job that have the same name. Keep a secret in a file (NAME_file). Such files,

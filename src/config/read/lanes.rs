@@ -30,7 +30,7 @@ keys! {
     /// The parts whose values wait alone when the API throttles a job of theirs: with ["tenant"] a 429 for one tenant does
     /// not stop the others (docs/lanes.md). Empty: all jobs of the downstream wait.
     PAUSE_PER = "pause_per".default("[]").example("[\"tenant\"]").reload();
-    /// How many times as much as others values of `fair_by` get while all have jobs.
+    /// How many times the share of others a value of `fair_by` gets while all have jobs.
     WEIGHTS = "weights".matches(".").example("{ acme = 5 }").reload();
     /// The weight of this value; others have 1.
     WEIGHT = "NAME".integers(1, 1_000_000).reload();

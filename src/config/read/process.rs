@@ -14,11 +14,11 @@ keys! {
     /// The broker.
     AMQP = "amqp".default("{}");
     /// amqp:// or amqps://USER:PASSWORD@HOST:PORT/VHOST; %2f is the vhost `/`. Several nodes of a cluster: HOST:PORT,HOST:PORT.
-    /// Each connection goes to one of them, and of all addresses of a name, that answers. Keep a password in a file.
+    /// Each connection goes to a node, and an address of its name, that answers. Keep a password in a file.
     URL = "url".default("amqp://127.0.0.1:5672/%2f").matches("^amqps?://.").file("secrets/amqp-url").followed();
     /// The first part of the name of every exchange and queue.
     PREFIX = "prefix".default("paced").matches(value::PREFIX);
-    /// false: exchanges and queues are only checked, for users who may not declare them.
+    /// false: paced only checks exchanges and queues, for users who may not declare them.
     DECLARE = "declare".default("true");
     /// The bytes of unsettled messages that this process holds in memory, over all downstreams. One half is divided
     /// evenly among them, so that a downstream whose jobs cannot go leaves room for the others. The other half is for those
@@ -29,8 +29,8 @@ keys! {
 keys! {
     /// The store of the pace.
     STORE = "store".default("{}");
-    /// Where the pace is kept. memory: is for only this process, and its end forgets the pace. file:PATH is for only this process
-    /// too, and restarts keep what was used of limits; a PATH starts at the directory of this file. All replicas share a Redis
+    /// Where the pace is kept. memory: serves only this process, and its end loses the pace. file:PATH serves only this process
+    /// too, and keeps the pace over restarts; a PATH starts at the directory of this file. All replicas share a Redis
     /// (6.2 or later):
     ///   redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]                                one server
     ///   redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,...]/MASTER_NAME[/DB]     the master that sentinels know
@@ -40,8 +40,8 @@ keys! {
         .file("secrets/store-url").followed();
     /// The first part of every key in the store.
     KEY_PREFIX = "key_prefix".default("paced").matches(value::PREFIX);
-    /// What happens to jobs while the store cannot be reached. hold: nothing is released without a slot; jobs stay safe
-    /// in the broker. local: each replica releases its part of the rate. open: jobs are released as fast as they come.
+    /// What happens to jobs while the store cannot be reached. hold: nothing is released without a slot; jobs stay in
+    /// the broker. local: each replica releases its part of the rate. open: jobs are released as fast as they come.
     ON_UNAVAILABLE = "on_unavailable".default("hold").reload();
 }
 
@@ -50,7 +50,7 @@ keys! {
     REPLY = "reply".default("{}");
     /// Replies (reply_to) go only to queues whose name begins with one of these, since paced may write to queues that its
     /// producers may not write to. By default Direct Reply-To, and queues that the broker named; "" is every name. A job
-    /// with another name is dead-lettered. So is one that names paced's own queues (PREFIX.*) or a downstream's, always.
+    /// with another name is dead-lettered, and always one that names paced's own queues (PREFIX.*) or a downstream's.
     ALLOW = "allow".default("[\"amq.rabbitmq.reply-to\", \"amq.gen-\"]").up_to(255, "").example("[\"replies.\"]");
 }
 
