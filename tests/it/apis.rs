@@ -121,7 +121,7 @@ fn page() -> String {
     let mut text = "# What APIs answer\n\n\
         This page has the answers of some APIs to a caller that is too fast, and what they mean to paced. If the status and headers are not enough, put the rules into\n\
         `[downstreams.NAME.retry]` as [`answers`](retries.md#rules). Try one with `paced explain-answer NAME --status S --header \"N: V\" --body FILE`.\n\n\
-        The table is data of a test (`tests/it/apis.toml`), and this page is made from it. Vendors change their answers: check the answers of yours. A wait is the time\n\
+        `make generated` makes this page from the data of a test (`tests/it/apis.toml`). Vendors change their answers: check the answers of yours. A wait is the time\n\
         in the answer or a rule. `max_pause` bounds it, and must be at least the `wait` of a rule.\n"
         .to_owned();
     let mut vendor = "";
