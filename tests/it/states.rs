@@ -326,9 +326,10 @@ fn is_about(line: &str, downstream: &str) -> bool {
 
 /// The table of the page.
 fn table() -> String {
-    let mut text = "| state | `paced status` | `paced -o json status` | `/readyz?verbose` | a metric | alert | log |\n\
+    let mut text =
+        "| state | `paced status` | `paced -o json status` | `/readyz?verbose` | a metric | alert | log |\n\
                     |---|---|---|---|---|---|---|\n"
-        .to_owned();
+            .to_owned();
     let code = |text: &String| format!("`{}`", text.trim());
     let codes = |texts: &[String]| texts.iter().map(code).collect::<Vec<_>>().join("<br>");
     for State { what, status, json, is_ready, readyz, is_alive, metric, alert, alert_if, log, .. } in all() {
