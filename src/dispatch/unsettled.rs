@@ -45,8 +45,8 @@ const MOST_BYTES: usize = 4 << 20;
 
 /// The jobs of one downstream that were sent and are not settled.
 ///
-/// Every send is recorded, but only a message that is delivered again is looked up. So a record is cheap to make, and
-/// a look-up visits all of them.
+/// Each send adds a record. A search for a record is rare: only a message that is delivered again needs it. So a record is cheap to
+/// make, and a search reads all records.
 #[derive(Default)]
 pub(super) struct Unsettled {
     table: Mutex<Table>,
@@ -57,9 +57,9 @@ pub(super) struct Unsettled {
 struct Table {
     next: u64,
     records: BTreeMap<u64, Record>,
-    /// Those whose channel was lost.
+    /// The records whose channel was lost, without those in `dead`.
     left: Left,
-    /// Those of them that are dead.
+    /// The records of dead letters whose channel was lost.
     dead: Left,
 }
 

@@ -23,7 +23,7 @@ pub(in crate::dispatch) struct Message<'a> {
     pub(in crate::dispatch) parked_until: Option<Micros>,
 }
 
-/// A message that is looked up.
+/// A message whose record is searched for.
 pub(super) struct Sought<'a> {
     pub(super) message: Message<'a>,
     /// As [`Message::fingerprint`].
@@ -47,7 +47,7 @@ impl Identity {
         Self::Job { job: Arc::clone(job), has_own_id }
     }
 
-    /// Whether this is the message that is looked up.
+    /// Whether this is the identity of that message.
     pub(super) fn is(&self, sought: &Sought<'_>) -> bool {
         let Message { job, has_own_id, .. } = sought.message;
         match self {

@@ -40,10 +40,10 @@ struct Group {
     names: Vec<String>,
     /// For each of them, how many seconds later that began.
     #[serde(rename = "a")]
-    after: Vec<Millis>,
+    after: Vec<i64>,
     /// For each of them, how many seconds after `since` that ends, if it is known; empty if none is known.
     #[serde(rename = "u", default, skip_serializing_if = "Vec::is_empty")]
-    until: Vec<Option<Millis>>,
+    until: Vec<Option<i64>>,
     /// For each of them, how many jobs were released.
     #[serde(rename = "r")]
     released: Vec<u64>,
@@ -106,7 +106,7 @@ impl Group {
     fn into_downstreams(self) -> impl Iterator<Item = (String, Own)> {
         let Self { kind: Kind { reason, file }, since, names, after, until, released, delivered, failed } =
             self;
-        let at = move |seconds: Millis| since.saturating_add(seconds.saturating_mul(1000));
+        let at = move |seconds: i64| since.saturating_add(seconds.saturating_mul(1000));
         let each = names.into_iter().zip(after.into_iter().zip(released)).enumerate();
         each.map(move |(index, (name, (after, released)))| {
             let until = until.get(index).copied().flatten().map(at);
