@@ -47,7 +47,7 @@ impl Reservation {
 
     /// Returns the slot on the local clock, which is never early: by then the store's clock has reached it.
     ///
-    /// It may move by as much as the latest call to the store was faster, or slower, than the ones before. Once a
+    /// It may move while it is held, as [`SlotClock`](crate::store::SlotClock) follows the store's clock. Once a
     /// clock has stepped, the local slot stays where it was. After a step back, that keeps the pace in real time,
     /// since the store's state follows. After a step forward it does not: the store continues from its new now, and
     /// new slots lie between those granted before. [`Shaper::acquire`](super::Shaper::acquire) gives such slots up; a

@@ -26,9 +26,16 @@ pub enum Observed {
 /// Bounds of the offset between the store's clock and the local one.
 ///
 /// A call sent at `sent` and answered at `received`, both local, with the store's `now`, happened
-/// somewhere between: the offset (local less store) lies in `[sent - now, received - now]`. The
-/// smallest upper bound of the last 10 s maps a slot to a local instant at which the store's clock
-/// has surely reached it, with any latencies.
+/// somewhere between: the offset (local less store) lies in `[sent - now, received - now]`. An
+/// upper bound maps a slot to a local instant at which the store's clock has surely reached it, with any latencies.
+///
+/// The bound in use follows the smallest one of the last 10 s, but slowly: a busy process reads its answers late, and
+/// then in time again, which must not bring slots closer together than the store granted them. It
+///
+/// - falls by at most 1 ms a second; but at once until 5 s and 10 answers after the first answer, after a step, and
+///   after 10 s without an answer;
+/// - rises by as much as the largest lower bound does, since that follows a clock which is slewed back, and by at most
+///   0.1 ms a second besides, which is as fast as clocks drift apart that nobody slews.
 ///
 /// Local instants count the time for which this machine was suspended: the store's clock continues
 /// meanwhile, so a suspend is no step.
@@ -57,6 +64,10 @@ const BUCKET: i128 = 2_000_000_000;
 /// How far two clocks may drift apart without a step: 1 ms a second, which is twice what NTP slews at most. There is no
 /// absolute bound: after an idle hour any clock has drifted far without a step.
 const DRIFT: i128 = 1000;
+/// How far they drift apart by the tolerances of their oscillators alone: 0.1 ms a second.
+const TOLERANCE: i128 = 10_000;
+/// For how long, and for how many answers, a smaller bound counts at once: the first calls of a process take long.
+const SETTLING: (i128, u32) = (5_000_000_000, 10);
 /// The store's `now` is rounded down: its clock may have been up to 1 µs further.
 const FLOOR: i128 = 1000;
 /// The deadline of slots that lie further ahead than instants can express: 30 years.
@@ -72,8 +83,14 @@ struct Window {
     generation: u64,
     /// How often it was discarded because the store's clock had stepped forward.
     jumps: u64,
+    /// When the bound in use began to settle, and the answers since then.
+    begun: (i128, u32),
     /// When the newest sample was received.
     newest: i128,
+    /// The largest lower bound.
+    low: i128,
+    /// The upper bound in use.
+    high: i128,
     buckets: [Option<Bucket>; BUCKETS],
     suspends: Suspends,
 }
@@ -123,14 +140,16 @@ impl SlotClock {
         let store = i128::from(now.0) * 1000;
         let sample =
             Bucket { index: received.div_euclid(BUCKET), low: sent - store - FLOOR, high: received - store };
-        let known = window.epoch.replace(epoch);
+        let Some(known) = window.epoch.replace(epoch) else {
+            window.restart(sample, received);
+            return Observed::Consistent;
+        };
         let step = window.step(&sample, received);
-        if known.is_some_and(|known| known != epoch) || step.is_some() {
+        if known != epoch || step.is_some() {
             window.generation += 1;
             window.jumps += u64::from(step == Some(Step::Forward));
             window.restart(sample, received);
-            let is_same = known.is_none_or(|known| known == epoch);
-            return if is_same && step == Some(Step::Back) {
+            return if known == epoch && step == Some(Step::Back) {
                 Observed::SteppedBack
             } else {
                 Observed::Stepped
@@ -224,9 +243,25 @@ impl Suspends {
 }
 
 impl Window {
-    /// The tightest upper bound.
+    /// The upper bound in use; `None` before the first sample.
     fn high(&self) -> Option<i128> {
-        self.buckets.iter().flatten().map(|bucket| bucket.high).min()
+        self.epoch.map(|_| self.high)
+    }
+
+    /// Has the bound in use follow the smallest one.
+    fn follow(&mut self, received: i128) {
+        let known = || self.buckets.iter().flatten();
+        let lows = known().map(|bucket| bucket.low);
+        let (Some(low), Some(high)) = (lows.max(), known().map(|bucket| bucket.high).min()) else { return };
+        let passed = (received - self.newest).max(0);
+        if passed >= BUCKETS as i128 * BUCKET {
+            self.begun = (received, 0);
+        }
+        self.begun.1 = self.begun.1.saturating_add(1);
+        let is_settling = received - self.begun.0 < SETTLING.0 || self.begun.1 <= SETTLING.1;
+        let fall = if is_settling { (self.high - high).max(0) } else { passed / DRIFT };
+        let rise = (low - self.low).max(0) + passed / TOLERANCE;
+        (self.low, self.high) = (low, high.clamp(self.high - fall, self.high + rise));
     }
 
     /// The step that explains the sample, if it contradicts the window by more than clocks drift.
@@ -262,12 +297,14 @@ impl Window {
             Some(bucket) if bucket.index > sample.index => {}
             _ => *place = Some(sample),
         }
+        self.follow(received);
         self.newest = self.newest.max(received);
     }
 
     fn restart(&mut self, sample: Bucket, received: i128) {
         self.buckets = [None; BUCKETS];
-        self.newest = received;
+        (self.begun, self.newest) = ((received, 0), received);
+        (self.low, self.high) = (sample.low, sample.high);
         self.add(sample, received);
     }
 }
