@@ -17,8 +17,8 @@ use crate::support::{eventually, until};
 
 const OTHERS: usize = 50;
 /// How often they come and go. The allocator keeps some memory of the first few rounds.
-const ROUNDS: usize = 6;
-const FIRST_ROUNDS: usize = 3;
+const ROUNDS: usize = 8;
+const FIRST_ROUNDS: usize = 5;
 /// The jobs of the downstream that stays of which a replica is never short: a half of a round takes less than ten seconds.
 const BACKLOG: usize = 2000;
 /// The jobs of each of them in one round. Some of them wait while it goes.
