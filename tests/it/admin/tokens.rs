@@ -87,14 +87,15 @@ async fn tokens_that_are_replaced_count_at_once_and_without_a_restart() {
         "{line}"
     );
     put(path, "next", "change-3\n");
-    put(path, "read-token", "look-3\n");
     scene.read_again(2).await;
+    put(path, "read-token", "look-3\n");
+    scene.read_again(3).await;
     assert_eq!(scene.statuses("look-3", "change-3").await, (200, 200));
     // A configuration that was read again has what the files have, and no key of it needs a restart.
     put(path, "next", "change-4\n");
     scene.paced.hangup();
     scene.paced.wait_line("configuration reloaded", LONG).await;
-    scene.read_again(3).await;
+    scene.read_again(4).await;
     assert_eq!(scene.statuses("look-3", "change-4").await, (200, 200));
     assert_eq!(scene.count("needs a restart"), 0);
     let log = scene.paced.log().join("\n");
