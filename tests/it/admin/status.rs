@@ -44,6 +44,8 @@ async fn each_replica_tells_of_all_with_right_sums() {
             shares.len() == 2
                 && shares.iter().all(|share| share["rate"].as_f64().unwrap() > 0.0)
                 && state["binding"]["reason"] == "limit"
+                // The store has answered what they are.
+                && state["limits"][0].is_object()
         })
         .await;
     assert_eq!(seen["binding"]["limit"], "leaky-bucket-0");
