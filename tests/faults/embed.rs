@@ -72,7 +72,8 @@ async fn what_is_done_to_the_downstream_counts_for_programs_that_embed_paced() {
     let site = Site::on(rabbit().await, &redis, "embed-ops", "rate = '200/s'");
     let begun = stamp();
     let daemon = site.replica().await;
-    let mut worker = Worker::start(&site, ("acquire", "worker"), 800);
+    // More calls than go meanwhile on a slow machine: 15 s at the full rate.
+    let mut worker = Worker::start(&site, ("acquire", "worker"), 3000);
     site.api.wait_for(200, LONG).await;
     let shaper = Shaper::from_config(daemon.config_file(), NAME).unwrap();
 
@@ -97,7 +98,8 @@ async fn what_is_done_to_the_downstream_counts_for_programs_that_embed_paced() {
 
     redis.command(&["FLUSHALL"]).await.unwrap();
     keeps(&site.api, "100/s").await;
-    worker.end().await;
+    worker.signal(Signal::KILL);
+    worker.gone().await;
     assert_paced(&site.api, begun, "200/s", 0);
     assert_eq!(daemon.stop().await, 0);
 }
