@@ -12,7 +12,7 @@ use crate::time::{Clock, Micros};
 /// The clock, compared with the clock of the run before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) struct Resumed {
-    /// The highest instant that the clock of the run before has shown.
+    /// What the clock of the run before showed at its last write. It may have shown up to [`STEP`](crate::store::STEP) more.
     pub(in crate::store) high: Micros,
     /// How far the clock has stepped back since then, in µs; forward where it is negative.
     pub(in crate::store) back: i64,
