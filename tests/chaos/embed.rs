@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use rustix::process::Signal;
-
 use crate::LONG;
 use crate::rig::RATE;
 use crate::support::api::{Api, stamp};
@@ -75,9 +73,8 @@ async fn a_program_that_embeds_paced_is_killed_beside_a_daemon() {
     let mut worker = Worker::start(&site, ("acquire", "crowd"), 3000);
     all_send(&site.api, &["crowd"]).await;
     let watch = Watch::start();
-    worker.signal(Signal::KILL);
     let killed = stamp();
-    worker.gone().await;
+    worker.kill().await;
     judge("embed-kill", &site.api, killed, watch).await;
     assert_eq!(daemon.stop().await, 0);
 }

@@ -98,8 +98,7 @@ async fn what_is_done_to_the_downstream_counts_for_programs_that_embed_paced() {
 
     redis.command(&["FLUSHALL"]).await.unwrap();
     keeps(&site.api, "100/s").await;
-    worker.signal(Signal::KILL);
-    worker.gone().await;
+    worker.kill().await;
     assert_paced(&site.api, begun, "200/s", 0);
     assert_eq!(daemon.stop().await, 0);
 }
@@ -119,9 +118,8 @@ async fn those_who_wait_in_a_process_that_is_killed_hold_nobody_up() {
     let mut worker = Worker::start(&site, ("acquire", "crowd"), 3000);
     site.publish(Job::many("job", 600)).await;
     site.api.wait_for(200, LONG).await;
-    worker.signal(Signal::KILL);
     let killed = stamp();
-    worker.gone().await;
+    worker.kill().await;
     let called = shares(&site.api, (0, u64::MAX), &["crowd"])[0];
     eventually("the daemon's jobs are done", LONG, || site.api.count() >= 600 + called).await;
     assert_paced(&site.api, begun, "200/s", 0);

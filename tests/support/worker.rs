@@ -1,5 +1,6 @@
 //! The example `worker`, a program that embeds paced, as a process.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -42,8 +43,10 @@ impl Worker {
         assert!(ended.success(), "{ended}");
     }
 
-    /// Waits until the worker is gone, in any way.
-    pub async fn gone(&mut self) {
-        self.child.wait().await.unwrap();
+    /// Kills the worker. It must not have ended before: it ends when a call fails, or all are made.
+    pub async fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        let ended = self.child.wait().await.unwrap();
+        assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()), "{ended}");
     }
 }
